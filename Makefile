@@ -1,0 +1,1 @@
+# make demo: the main job on the shipped pair. make test: what CI runs.

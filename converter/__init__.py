@@ -1,0 +1,1 @@
+"""Hugging Face drafter checkpoint to GGUF."""

@@ -1,0 +1,1 @@
+"""Proof of unchanged output and measured speed."""

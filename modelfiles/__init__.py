@@ -1,0 +1,1 @@
+"""Ollama Modelfiles for a target and its drafter."""

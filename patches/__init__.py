@@ -1,0 +1,1 @@
+"""Builds of llama.cpp from its pinned source."""

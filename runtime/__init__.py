@@ -1,0 +1,1 @@
+"""The DFlash 2 loop inside llama-cpp-python."""

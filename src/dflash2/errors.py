@@ -1,0 +1,33 @@
+"""Every error of this package: one sentence that says what is wrong, where, and what to do."""
+
+
+class Dflash2Error(Exception):
+    """Base of all errors raised on purpose; the commands print its message and exit with status 1."""
+
+
+class CheckpointError(Dflash2Error):
+    """A drafter checkpoint (config.json, safetensors) cannot be read or is not what it claims to be."""
+
+
+class UnsupportedCheckpointError(CheckpointError):
+    """A checkpoint is well formed but asks for something that cannot be converted faithfully."""
+
+
+class TargetMismatchError(Dflash2Error):
+    """Drafter and target do not belong together (hidden size, vocabulary, taps)."""
+
+
+class GGUFError(Dflash2Error):
+    """A GGUF file cannot be read, or lacks what is needed from it."""
+
+
+class OutputError(Dflash2Error):
+    """An output file cannot be written."""
+
+
+class NativeError(Dflash2Error):
+    """The llama.cpp library is missing, lacks a symbol, or refused a call."""
+
+
+class BuildError(Dflash2Error):
+    """Building llama.cpp from its pinned source failed."""
