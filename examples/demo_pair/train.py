@@ -1,0 +1,166 @@
+"""Train the demo pair: a qwen3 target, a DFlash 2 drafter and a v1 drafter, on the standard library of this Python.
+
+    python examples/demo_pair/train.py --work WORK --output OUT
+
+needs the extra `reference` (torch, tokenizers). Seeded; every stage is kept in WORK, so an interrupted run goes on
+where it stopped. Run it alone: a second CPU-bound job slows it many times over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from corpus import cut_prompts, encode_files, read_corpus, train_tokenizer
+from drafter import DrafterShape, accepted_lengths, train_drafter
+from export import round_to_q8_0, write_drafter, write_target
+from target import Phase, Target, TransformerShape, continue_prompts, own_continuations, train_target
+from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the result, apart from the text."""
+
+    seed: int = 0
+    target: TransformerShape = TransformerShape()
+    target_phases: tuple[Phase, ...] = (Phase(760, 40, 256), Phase(250, 20, 512))
+    drafter: DrafterShape = DrafterShape(TransformerShape(layers=2))
+    continuation_rows: int = 12288
+    continuation_tokens: int = 320
+    # Greedy decoding is what the pair is measured at; the others keep sampled text from being foreign.
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.3, 0.6, 1.0)
+    drafter_steps: int = 1500
+    drafter_batch: int = 16
+    anchors: int = 32
+    prompts: int = 48
+    prompt_tokens: tuple[int, int] = (24, 96)
+    new_tokens: int = 200
+
+
+SMOKE = Recipe(
+    target_phases=(Phase(2, 4, 64),),
+    continuation_rows=384,
+    continuation_tokens=128,
+    drafter_steps=2,
+    drafter_batch=2,
+    anchors=4,
+    prompts=2,
+    new_tokens=24,
+)
+
+
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
+
+
+def load_or_train_tokenizer(work: Path, files: list, vocab_size: int) -> Tokenizer:
+    path = work / "tokenizer.json"
+    if not path.exists():
+        train_tokenizer(files, vocab_size).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def load_or_train_target(work: Path, recipe: Recipe, tokens: np.ndarray) -> Target:
+    path = work / "target.pt"
+    if not path.exists():
+        model = train_target(recipe.target, tokens, recipe.target_phases, recipe.seed, log)
+        torch.save(model.state_dict(), path)
+    model = Target(recipe.target)
+    model.load_state_dict(torch.load(path, weights_only=True))
+    round_to_q8_0(model)
+    return model.eval()
+
+
+def load_or_sample_continuations(
+    work: Path, recipe: Recipe, target: Target, tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    path = work / "continuations.npz"
+    if not path.exists():
+        rows, lengths = own_continuations(
+            target,
+            tokens,
+            recipe.continuation_rows,
+            recipe.continuation_tokens,
+            recipe.prompt_tokens,
+            recipe.temperatures,
+            recipe.seed + 1,
+            log,
+        )
+        np.savez(path, rows=rows, lengths=lengths)
+    stored = np.load(path)
+    return stored["rows"], stored["lengths"]
+
+
+def distinct_4grams(tokens: list[int]) -> float:
+    """Return the share of distinct 4-grams; below 0.6 a continuation counts as looping."""
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+    return len(set(grams)) / len(grams)
+
+
+def measure(recipe: Recipe, target: Target, drafters: dict, tokenizer: Tokenizer, prompts: list[dict]) -> None:
+    """Log the accepted length of each drafter at T=0 over the held-out prompts whose continuation does not loop."""
+    totals = {name: [0, 0] for name in drafters}
+    kept = 0
+    for prompt in prompts:
+        ids = torch.tensor([tokenizer.encode(prompt["prompt"]).ids])
+        row = continue_prompts(target, ids, recipe.new_tokens, torch.zeros(1), torch.Generator())
+        if distinct_4grams(row[0, ids.shape[1] :].tolist()) < 0.6:
+            continue
+        kept += 1
+        for name, drafter in drafters.items():
+            cycles, emitted = accepted_lengths(drafter, target, row, ids.shape[1])
+            totals[name][0] += int(cycles.sum())
+            totals[name][1] += int(emitted.sum())
+    log(f"{kept} of {len(prompts)} continuations do not loop")
+    for name, (cycles, emitted) in totals.items():
+        log(f"accepted length of {name}: {emitted / max(cycles, 1):.3f}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder of intermediate results")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the finished pair")
+    parser.add_argument("--smoke", action="store_true", help="a few steps of everything: checks the script, not the pair")
+    options = parser.parse_args(argv)
+    recipe = SMOKE if options.smoke else Recipe()
+    options.work.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    log(json.dumps(asdict(recipe)))
+
+    files = read_corpus()
+    tokenizer = load_or_train_tokenizer(options.work, files, recipe.target.vocab_size)
+    tokens = encode_files(tokenizer, [f for f in files if not f.held_out])
+    log(f"{len(files)} files, {len(tokens):,} training tokens")
+    prompts = cut_prompts(tokenizer, files, recipe.prompts, recipe.prompt_tokens, recipe.seed + 2)
+    (options.output / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n", encoding="utf-8")
+
+    target = load_or_train_target(options.work, recipe, tokens)
+    write_target(target, tokenizer, options.output / "target-q8_0.gguf")
+    rows, lengths = load_or_sample_continuations(options.work, recipe, target, tokens)
+    drafters = {}
+    for name, folder, is_v2 in (("v2", "drafter", True), ("v1", "drafter-v1", False)):
+        drafters[name] = train_drafter(
+            replace(recipe.drafter, is_v2=is_v2),
+            target,
+            rows,
+            lengths,
+            recipe.drafter_steps,
+            recipe.drafter_batch,
+            recipe.anchors,
+            recipe.seed + 3,
+            log,
+        )
+        write_drafter(drafters[name], recipe.target, options.output / folder)
+    measure(recipe, target, drafters, tokenizer, prompts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
