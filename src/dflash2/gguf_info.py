@@ -1,0 +1,242 @@
+"""One typed reader of a GGUF file's header: metadata with exact types, and the tensor table.
+
+Why not `gguf.GGUFReader`: it keeps two numpy objects per array element, so the header of a target with a
+vocabulary of 248k costs seconds and hundreds of megabytes, and it reads past the end of truncated files.
+Layout: docs/gguf.md of the ggml project; type numbers and block sizes come from the gguf package.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
+
+from dflash2.errors import GGUFError
+
+Scalar: TypeAlias = "str | int | float | bool"
+MetadataValue: TypeAlias = "Scalar | tuple[Scalar, ...]"
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
+_MIN_STRING_BYTES = 8  # a string is at least its own u64 length
+_NUMPY_TYPES = {
+    GGUFValueType.UINT8: "<u1",
+    GGUFValueType.INT8: "<i1",
+    GGUFValueType.UINT16: "<u2",
+    GGUFValueType.INT16: "<i2",
+    GGUFValueType.UINT32: "<u4",
+    GGUFValueType.INT32: "<i4",
+    GGUFValueType.FLOAT32: "<f4",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "<u8",
+    GGUFValueType.INT64: "<i8",
+    GGUFValueType.FLOAT64: "<f8",
+}
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """Type of a metadata value as stored: `element` is set for arrays only."""
+
+    kind: GGUFValueType
+    element: GGUFValueType | None = None
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: `shape` in ggml order (fastest dimension first), `offset` and `n_bytes` in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class GGUFInfo:
+    """Header of one GGUF file; tensor data stays on disk.
+
+    Strings are UTF-8; bytes that are not (some vocabularies) survive as surrogate escapes.
+    """
+
+    path: Path
+    version: int
+    metadata: Mapping[str, MetadataValue]
+    value_types: Mapping[str, ValueType] = field(repr=False)
+    tensors: tuple[TensorInfo, ...] = field(repr=False)
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`; empty if the file names none."""
+        return str(self.metadata.get("general.architecture", ""))
+
+    @cached_property
+    def tensor_names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(tensor.name for tensor in self.tensors)
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The tensor called `name`; raises GGUFError if the file has none."""
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise GGUFError(f"{self.path} has no tensor {name!r}.")
+
+    def integer(self, key: str) -> int | None:
+        """Metadata integer `key`, None if absent; raises GGUFError if it is of another type."""
+        value = self.metadata.get(key)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        raise GGUFError(f"{self.path}: the metadata key {key!r} is not an integer.")
+
+    def own(self, suffix: str) -> str:
+        """Full name of a key of this architecture: `own("block_count")` is `qwen3.block_count`."""
+        return f"{self.architecture}.{suffix}"
+
+
+def read_gguf_info(path: Path) -> GGUFInfo:
+    """Read the header of the GGUF file at `path`; raises GGUFError if it is no complete little-endian GGUF file."""
+    try:
+        with Path(path).open("rb") as file:
+            if file.read(4) != _MAGIC:
+                raise GGUFError(f"{path} is not a GGUF file; give the path of a .gguf model.")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _parse(Path(path), data)
+    except OSError as error:
+        raise GGUFError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _parse(path: Path, data: mmap.mmap) -> GGUFInfo:
+    cursor = _Cursor(path, data)
+    version = cursor.u32()
+    if version not in _VERSIONS:
+        raise GGUFError(
+            f"{path} is GGUF version {version} or big-endian; only little-endian versions 2 and 3 are read."
+        )
+    n_tensors, n_keys = cursor.u64(), cursor.u64()
+    metadata: dict[str, MetadataValue] = {}
+    value_types: dict[str, ValueType] = {}
+    for _ in range(n_keys):
+        key = cursor.string()
+        if key in metadata:
+            raise GGUFError(f"{path} holds the metadata key {key!r} twice; the file is damaged.")
+        value_types[key], metadata[key] = cursor.typed_value()
+    headers = [cursor.tensor_header() for _ in range(n_tensors)]
+    start = _data_start(path, metadata, cursor.offset)
+    tensors = tuple(_locate(path, header, start, len(data)) for header in headers)
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise GGUFError(f"{path} holds two tensors of one name; the file is damaged.")
+    return GGUFInfo(path, version, metadata, value_types, tensors)
+
+
+def _data_start(path: Path, metadata: Mapping[str, MetadataValue], end_of_header: int) -> int:
+    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise GGUFError(
+            f"{path}: general.alignment is {alignment!r}, which is not a power of two; the file is damaged."
+        )
+    return -(-end_of_header // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class _TensorHeader:
+    name: str
+    shape: tuple[int, ...]
+    type_number: int
+    relative_offset: int
+
+
+def _locate(path: Path, header: _TensorHeader, start: int, file_bytes: int) -> TensorInfo:
+    try:
+        ggml_type = GGMLQuantizationType(header.type_number)
+    except ValueError as error:
+        raise GGUFError(
+            f"{path}: tensor {header.name!r} has type number {header.type_number}, unknown to the installed gguf"
+            " package; upgrade gguf."
+        ) from error
+    block, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    n_elements = 1
+    for size in header.shape:
+        n_elements *= size
+    tensor = TensorInfo(
+        name=header.name,
+        shape=header.shape,
+        type_name=ggml_type.name,
+        offset=start + header.relative_offset,
+        n_bytes=n_elements // block * block_bytes,
+    )
+    if tensor.offset + tensor.n_bytes > file_bytes:
+        raise GGUFError(f"{path} is truncated: tensor {tensor.name!r} ends beyond the end of the file; copy it again.")
+    return tensor
+
+
+class _Cursor:
+    """Bounds-checked reads from the front of the file."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._end = len(data)
+        self.offset = len(_MAGIC)
+
+    def _claim(self, n_bytes: int) -> int:
+        """Advance over `n_bytes` and return where they begin."""
+        start = self.offset
+        if n_bytes > self._end - start:
+            raise GGUFError(f"{self._path} is truncated: its header ends at byte {self._end}; copy it again.")
+        self.offset = start + n_bytes
+        return start
+
+    def u32(self) -> int:
+        return int(struct.unpack_from("<I", self._data, self._claim(4))[0])
+
+    def u64(self) -> int:
+        return int(struct.unpack_from("<Q", self._data, self._claim(8))[0])
+
+    def string(self) -> str:
+        start = self._claim(self.u64())
+        return self._data[start : self.offset].decode("utf-8", "surrogateescape")
+
+    def typed_value(self) -> tuple[ValueType, MetadataValue]:
+        kind = self._value_type()
+        if kind is not GGUFValueType.ARRAY:
+            return ValueType(kind), self._values(kind, 1)[0]
+        element = self._value_type()
+        return ValueType(kind, element), self._values(element, self.u64())
+
+    def _value_type(self) -> GGUFValueType:
+        number = self.u32()
+        try:
+            return GGUFValueType(number)
+        except ValueError as error:
+            raise GGUFError(f"{self._path}: unknown metadata type {number}; the file is damaged.") from error
+
+    def _values(self, kind: GGUFValueType, count: int) -> tuple[Scalar, ...]:
+        if kind is GGUFValueType.STRING:
+            if count * _MIN_STRING_BYTES > self._end - self.offset:
+                self._claim(count * _MIN_STRING_BYTES)
+            return tuple(self.string() for _ in range(count))
+        if kind is GGUFValueType.ARRAY:
+            raise GGUFError(f"{self._path}: arrays of arrays in the metadata are not supported.")
+        dtype = np.dtype(_NUMPY_TYPES[kind])
+        start = self._claim(count * dtype.itemsize)
+        # The copy lets the mapping close; tolist gives Python numbers.
+        values = np.frombuffer(self._data[start : self.offset], dtype, count)
+        return tuple(values.tolist())
+
+    def tensor_header(self) -> _TensorHeader:
+        name = self.string()
+        n_dims = self.u32()
+        if n_dims > _MAX_DIMENSIONS:
+            raise GGUFError(f"{self._path}: tensor {name!r} has {n_dims} dimensions; the file is damaged.")
+        shape = tuple(self.u64() for _ in range(n_dims))
+        return _TensorHeader(name, shape, self.u32(), self.u64())
