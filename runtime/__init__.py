@@ -1,1 +1,6 @@
-"""The DFlash 2 loop inside llama-cpp-python."""
+"""The DFlash 2 loop inside llama-cpp-python: inject, draft, select, verify, accept, rollback."""
+
+from dflash2.runtime.llama_compat import DFlashLlama
+from dflash2.runtime.stats import CycleRecord, DraftStats
+
+__all__ = ["CycleRecord", "DFlashLlama", "DraftStats"]

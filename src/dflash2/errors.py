@@ -31,3 +31,7 @@ class NativeError(Dflash2Error):
 
 class BuildError(Dflash2Error):
     """Building llama.cpp from its pinned source failed."""
+
+
+class ContextLimitError(Dflash2Error, RuntimeError):
+    """A token does not fit into the context any more; a RuntimeError too, as llama_cpp raises there."""

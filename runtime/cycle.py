@@ -1,0 +1,65 @@
+"""The loop: inject, draft, select, verify, accept, rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dflash2.runtime.accept import Acceptance, Request
+from dflash2.runtime.draft import draft
+from dflash2.runtime.inject import inject
+from dflash2.runtime.rollback import rollback
+from dflash2.runtime.select import select
+from dflash2.runtime.session import Session
+from dflash2.runtime.verify import verify
+
+
+def cycles(session: Session, anchor: int, request: Request) -> Iterator[int]:
+    """Yield the tokens that follow `anchor`, chosen but not yet processed, until drafting is switched off.
+
+    Between two tokens the target holds exactly `request.position` accepted ones, plus rows that the next
+    evaluation drops; closing the iterator at any token leaves the session ready for the next request.
+    Raises ContextLimitError when no token fits any more, and NativeError.
+    """
+    spec, clock = session.spec, session.recorder
+    while session.drafting:
+        position = request.position
+        width = 1 + session.depth_at(position)
+        session.noise[0] = session.block[0] = anchor
+        clock.start()
+
+        first, n, start = session.take_pending()
+        inject(session.target, session.drafter, session.features, first, n, start)
+        session.injected = position
+        clock.lap("inject")
+
+        noise = session.noise[: session.drafter.n_ctx - position]
+        rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
+        clock.lap("draft")
+
+        session.block[1 : len(noise)] = select(rows, spec.top_k)
+        block = session.block[:width]
+        clock.lap("select")
+
+        session.length = position + width
+        logits = verify(session.target, block, position)
+        clock.lap("verify")
+
+        acceptance = Acceptance(block, logits, request)
+        try:
+            for token in acceptance:
+                clock.lap("accept")
+                yield token
+                clock.lap("host")
+                anchor = token
+        finally:
+            clock.start()
+            kept = request.position - position
+            rollback(
+                session.target,
+                session.drafter,
+                position=request.position,
+                rejected=width - kept,
+                injected=session.injected,
+            )
+            clock.lap("rollback")
+            session.finish(position, block, acceptance.accepted, kept)

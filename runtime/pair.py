@@ -1,0 +1,144 @@
+"""Do this target and this drafter belong together? Answered from their GGUF headers, before llama.cpp sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash2.constants import DRAFTER_ARCHITECTURE
+from dflash2.errors import TargetMismatchError
+from dflash2.gguf_info import GGUFInfo, read_gguf_info
+
+# Architectures whose graph publishes layer inputs (`t_layer_inp` in src/models/*.cpp of the pinned llama.cpp, with
+# the classes that reuse such a graph). Any other one aborts the process when a layer is tapped.
+TAPPABLE_ARCHITECTURES = frozenset(
+    "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan-dense hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01 minimax-m2 "
+    "muse-glimmer nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen4exp".split()
+)
+# Of those, the ones that also publish what goes into the final norm.
+_TAPPABLE_AT_THE_END = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """What the runtime needs to know of a drafter.
+
+    Attributes:
+        block_size: rows of one draft pass, the anchor's included.
+        mask_token: token id of the rows to be drafted.
+        taps: target layers whose *input* is injected (GGUF counting).
+        top_k: candidates per row of the selector's lattice; 0 for a drafter without selector (v1).
+        window: positions an attention layer looks back, when every layer is windowed; None otherwise.
+        causal: whether a row of the block sees only earlier rows.
+        hidden_size: width of a layer input, the same for target and drafter.
+    """
+
+    block_size: int
+    mask_token: int
+    taps: tuple[int, ...]
+    top_k: int
+    window: int | None
+    causal: bool
+    hidden_size: int
+
+    @property
+    def feature_width(self) -> int:
+        """Floats of one injected row: the tapped layers' inputs side by side."""
+        return len(self.taps) * self.hidden_size
+
+
+def read_pair(target: Path, drafter: Path) -> DrafterSpec:
+    """Read both headers and check the pair; raises GGUFError or TargetMismatchError."""
+    target_info, drafter_info = read_gguf_info(target), read_gguf_info(drafter)
+    _check_architectures(target_info, drafter_info)
+    spec = _read_drafter(drafter_info)
+    _check_sizes(target_info, drafter_info, spec)
+    return spec
+
+
+def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
+    if target.architecture == DRAFTER_ARCHITECTURE:
+        raise TargetMismatchError(f"{target.path} is a DFlash drafter; give the target model first, the drafter second.")
+    if drafter.architecture != DRAFTER_ARCHITECTURE:
+        raise TargetMismatchError(
+            f"{drafter.path} has the architecture {drafter.architecture!r}, not {DRAFTER_ARCHITECTURE!r}; "
+            "convert the drafter's checkpoint with dflash2-convert."
+        )
+    if target.architecture not in TAPPABLE_ARCHITECTURES:
+        raise TargetMismatchError(
+            f"{target.path}: llama.cpp does not publish layer inputs for the architecture {target.architecture!r}, "
+            f"so no drafter can run on it; supported are {', '.join(sorted(TAPPABLE_ARCHITECTURES))}."
+        )
+
+
+def _read_drafter(info: GGUFInfo) -> DrafterSpec:
+    top_k = info.integer(info.own("selector_top_k")) or 0
+    if (top_k > 0) != ("selector_hidden.weight" in info.tensor_names):
+        raise TargetMismatchError(f"{info.path} holds half a selector; convert the checkpoint again.")
+    if "markov_w1.weight" in info.tensor_names:
+        raise TargetMismatchError(f"{info.path} is a DSpark drafter; run it with llama-server --spec-type draft-dspark.")
+    return DrafterSpec(
+        block_size=_required(info, info.own("block_size"), least=2),
+        mask_token=_required(info, "tokenizer.ggml.mask_token_id", least=0),
+        taps=_taps(info),
+        top_k=top_k,
+        window=_window(info),
+        causal=info.metadata.get(info.own("attention.causal")) is True,
+        hidden_size=_required(info, info.own("embedding_length"), least=1),
+    )
+
+
+def _required(info: GGUFInfo, key: str, *, least: int) -> int:
+    value = info.integer(key)
+    if value is None or value < least:
+        raise TargetMismatchError(f"{info.path}: {key} is {value}; the drafter needs it: convert the checkpoint again.")
+    return value
+
+
+def _taps(info: GGUFInfo) -> tuple[int, ...]:
+    taps = info.metadata.get(info.own("target_layers"))
+    if not isinstance(taps, tuple) or not taps:
+        raise TargetMismatchError(f"{info.path} names no target_layers; convert the checkpoint again.")
+    return tuple(int(tap) for tap in taps)
+
+
+def _window(info: GGUFInfo) -> int | None:
+    window = info.integer(info.own("attention.sliding_window"))
+    pattern = info.metadata.get(info.own("attention.sliding_window_pattern"))
+    all_layers = isinstance(pattern, tuple) and all(pattern)
+    return window if window and all_layers else None
+
+
+def _check_sizes(target: GGUFInfo, drafter: GGUFInfo, spec: DrafterSpec) -> None:
+    hidden_size = _required(target, target.own("embedding_length"), least=1)
+    if hidden_size != spec.hidden_size:
+        raise TargetMismatchError(
+            f"{drafter.path} is for targets of hidden size {spec.hidden_size}, {target.path} has {hidden_size}; "
+            "use the target the drafter was trained for."
+        )
+    target_tokens, drafter_tokens = _vocabulary_size(target), _vocabulary_size(drafter)
+    if target_tokens != drafter_tokens:
+        raise TargetMismatchError(
+            f"{drafter.path} has a vocabulary of {drafter_tokens} tokens, {target.path} of {target_tokens}; "
+            "convert the drafter again with this target."
+        )
+    if spec.mask_token >= target_tokens:
+        raise TargetMismatchError(
+            f"{drafter.path}: the mask token {spec.mask_token} is outside the vocabulary of {target_tokens} tokens."
+        )
+    layers = _required(target, target.own("block_count"), least=1)
+    layers -= target.integer(target.own("nextn_predict_layers")) or 0
+    last = layers if target.architecture in _TAPPABLE_AT_THE_END else layers - 1
+    beyond = [tap for tap in spec.taps if not 0 <= tap <= last]
+    if beyond:
+        raise TargetMismatchError(
+            f"{drafter.path} taps the input of layer {beyond[0]}, {target.path} publishes 0..{last}; "
+            "use the target the drafter was trained for."
+        )
+
+
+def _vocabulary_size(info: GGUFInfo) -> int:
+    tokens = info.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, tuple):
+        raise TargetMismatchError(f"{info.path} holds no vocabulary (tokenizer.ggml.tokens); convert it again.")
+    return len(tokens)

@@ -1,0 +1,120 @@
+"""What drafting did, counted while it runs and handed out as frozen snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from types import MappingProxyType
+
+import numpy as np
+
+from dflash2.native import IntArray
+
+STAGES = ("inject", "draft", "select", "verify", "accept", "rollback", "host")
+
+
+@dataclass(frozen=True)
+class DraftStats:
+    """Counts since the object was made or `reset_stats` was called.
+
+    Attributes:
+        cycles: verify passes that carried drafts' block.
+        drafted: draft tokens verified.
+        accepted: draft tokens that equalled the target's own, whether or not the caller took them.
+        emitted: tokens handed to the caller, those made without drafting included.
+        accepted_at: `accepted_at[i]` cycles accepted the draft token of block row i + 1.
+        drafted_at: `drafted_at[i]` cycles verified one there.
+        seconds: wall time per stage; `host` is what happens between tokens outside this package's calls.
+        prompt_tokens: tokens evaluated outside cycles, prefixes taken from the cache excluded.
+        prompt_seconds: wall time of that, injection included.
+    """
+
+    cycles: int
+    drafted: int
+    accepted: int
+    emitted: int
+    accepted_at: tuple[int, ...]
+    drafted_at: tuple[int, ...]
+    seconds: Mapping[str, float]
+    prompt_tokens: int
+    prompt_seconds: float
+
+    @property
+    def accepted_length(self) -> float:
+        """L: tokens per verify pass, the target's own token included; 0 before the first cycle."""
+        return (self.accepted + self.cycles) / self.cycles if self.cycles else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the verified draft tokens that were accepted, 0..1."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_at(self) -> tuple[float, ...]:
+        """Share of cycles that accepted the draft token of block row i + 1, of those that verified one there."""
+        return tuple(a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True))
+
+
+@dataclass(frozen=True)
+class CycleRecord:
+    """One cycle: `proposal` follows `anchor`, which stands at `position`; its first `accepted` tokens held."""
+
+    position: int
+    anchor: int
+    proposal: tuple[int, ...]
+    accepted: int
+
+
+class Recorder:
+    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Start counting from zero."""
+        self.emitted = self.prompt_tokens = 0
+        self.prompt_seconds = 0.0
+        self._cycles = 0
+        self._drafted_at = np.zeros(self._block_size - 1, np.int64)
+        self._accepted_at = np.zeros(self._block_size - 1, np.int64)
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._last = perf_counter()
+
+    def start(self) -> None:
+        """Forget the time since the last lap."""
+        self._last = perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Charge the time since the last lap to `stage`."""
+        now = perf_counter()
+        self._seconds[stage] += now - self._last
+        self._last = now
+
+    def cycle(self, drafted: int, accepted: int) -> None:
+        """Count one cycle that verified `drafted` tokens and accepted the first `accepted` of them."""
+        self._cycles += 1
+        self._drafted_at[:drafted] += 1
+        self._accepted_at[:accepted] += 1
+
+    def snapshot(self) -> DraftStats:
+        """The counts as they are now."""
+        return DraftStats(
+            cycles=self._cycles,
+            drafted=int(self._drafted_at.sum()),
+            accepted=int(self._accepted_at.sum()),
+            emitted=self.emitted,
+            accepted_at=tuple(self._accepted_at.tolist()),
+            drafted_at=tuple(self._drafted_at.tolist()),
+            seconds=MappingProxyType(dict(self._seconds)),
+            prompt_tokens=self.prompt_tokens,
+            prompt_seconds=self.prompt_seconds,
+        )
+
+
+def record_of(position: int, block: IntArray, accepted: int) -> CycleRecord:
+    """CycleRecord of a verified `block` [1 + drafts]: the anchor and the proposal."""
+    anchor, *proposal = block.tolist()
+    return CycleRecord(position, anchor, tuple(proposal), accepted)
