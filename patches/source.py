@@ -67,13 +67,13 @@ def unpack(sdist: Path, folder: Path) -> Path:
             "the package index serves another file."
         )
     with tarfile.open(sdist) as archive:
-        # Python before 3.10.12 has no filters; _source_files is as strict.
+        # Python before 3.10.12 has no filters; source_files is as strict.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(folder, members=_source_files(archive))
+        archive.extractall(folder, members=source_files(archive))
     return folder / SDIST_SOURCE_FOLDER
 
 
-def _source_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def source_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Regular files below llama.cpp's folder: neither links nor names that lead elsewhere."""
     for member in archive:
         path = PurePosixPath(member.name)

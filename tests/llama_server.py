@@ -6,6 +6,7 @@ import subprocess
 import threading
 import urllib.request
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
@@ -77,7 +78,7 @@ class LlamaServer:
             stop_type = event.get("stop_type", stop_type)
         assert len(tokens) == timings["predicted_n"], "a token came without its event (text that is not UTF-8)"
         # Every token of one cycle carries the same running totals.
-        changes = [(b, a) for a, b in zip(counters, counters[1:], strict=False) if a != b]
+        changes = [(b, a) for a, b in pairwise(counters) if a != b]
         return Completion(tokens, [(n1 - n0, a1 - a0) for (n1, a1), (n0, a0) in changes], stop_type)
 
     def _stream(self, path: str, request: dict):

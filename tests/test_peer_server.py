@@ -59,9 +59,12 @@ def as_the_server_cuts(cycles, n_tokens):
     return [(drafted, min(drafted, accepted)) for drafted, accepted in cut if drafted > 0]
 
 
-@pytest.mark.parametrize("version", ["v2", "v1"])
-def test_server_gives_the_same_tokens_and_counts(version, target_path, prompts, stock_server, tmp_path, request):
-    drafter = request.getfixturevalue({"v2": "drafter_gguf", "v1": "drafter_v1_gguf"}[version])
+@pytest.fixture(scope="module", params=["drafter_gguf", "drafter_v1_gguf"])
+def drafter(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_server_gives_the_same_tokens_and_counts(target_path, drafter, prompts, stock_server, tmp_path):
     llm = open_llama(target_path, drafter)
     accepted = 0
     with LlamaServer(stock_server, server_arguments(target_path, drafter), tmp_path / "server.log") as server:
