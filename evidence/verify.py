@@ -1,0 +1,69 @@
+"""Is the output unchanged? Token for token, greedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash2.evidence.runs import greedy_run, opened, prompt_tokens
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a prompt's output with drafting first differs: generated token `position` (from 0), both token ids."""
+
+    prompt: int
+    position: int
+    without_drafting: int
+    with_drafting: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Outcome over `n_prompts` prompts of `n_tokens` generated tokens each; at most one difference per prompt."""
+
+    n_prompts: int
+    n_tokens: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether every token of every prompt is the same with drafting and without."""
+        return not self.differences
+
+
+def verify(
+    target: Path,
+    drafter: Path,
+    prompts: Sequence[str],
+    *,
+    n_tokens: int = 200,
+    progress: Callable[[int, int], None] | None = None,
+    **llama_kwargs: Any,
+) -> Verification:
+    """Compare greedy output with drafting and without, all requests on one object, one after the other.
+
+    `target` and `drafter` are GGUF files, `llama_kwargs` go to `DFlashLlama` (`n_ctx` must hold prompt and tokens);
+    `progress(done, total)` counts prompts. Raises what `DFlashLlama` raises.
+    """
+    differences = []
+    with opened(target, drafter, llama_kwargs) as llm:
+        depth = llm.depth
+        for number, prompt in enumerate(prompt_tokens(llm, prompts)):
+            expected = greedy_run(llm, prompt, n_tokens, depth=0).tokens
+            actual = greedy_run(llm, prompt, n_tokens, depth=depth).tokens
+            if (difference := first_difference(number, expected, actual)) is not None:
+                differences.append(difference)
+            if progress is not None:
+                progress(number + 1, len(prompts))
+    return Verification(len(prompts), n_tokens, tuple(differences))
+
+
+def first_difference(prompt: int, expected: Sequence[int], actual: Sequence[int]) -> Difference | None:
+    """The first position where two outputs of the same length differ, or None."""
+    for position, (without_drafting, with_drafting) in enumerate(zip(expected, actual, strict=True)):
+        if without_drafting != with_drafting:
+            return Difference(prompt, position, without_drafting, with_drafting)
+    return None

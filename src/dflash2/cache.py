@@ -1,0 +1,27 @@
+"""Where things that can be made again are kept: sources and builds of llama.cpp, generated models."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from dflash2.errors import OutputError
+
+CACHE_VARIABLE = "DFLASH2_CACHE"
+
+
+def cache_folder(name: str) -> Path:
+    """Folder `name` of the cache, made if it is not there.
+
+    The cache is `$DFLASH2_CACHE`, else the platform's cache folder for llama-dflash2 (`~/.cache/llama-dflash2` on
+    Linux). Raises OutputError if the folder cannot be made.
+    """
+    root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("llama-dflash2", appauthor=False)
+    folder = Path(root).expanduser().absolute() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"Cannot make the cache folder {folder}: {error.strerror}; set {CACHE_VARIABLE} to a writable folder."
+        ) from error
+    return folder
