@@ -28,7 +28,7 @@ def cycles(session: Session, anchor: int, request: Request) -> Iterator[int]:
         clock.start()
 
         first, n, start = session.take_pending()
-        inject(session.target, session.drafter, session.features, first, n, start)
+        inject(session.target, session.drafter, session.features, first=first, n=n, position=start)
         session.injected = position
         clock.lap("inject")
 

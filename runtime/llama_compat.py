@@ -53,7 +53,9 @@ class DFlashLlama(Llama):  # type: ignore[misc]
             drafter_path: the drafter, converted for this target.
             depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1 (the default).
             auto_disable: switch drafting off, with a warning, when next to no draft token is accepted.
-            llama_kwargs: keyword arguments of `llama_cpp.Llama`.
+            llama_kwargs: keyword arguments of `llama_cpp.Llama`. One default differs: `flash_attn=True`. Without
+                flash attention llama.cpp's CPU backend computes several rows with another kernel than one row, so
+                near-ties between tokens may fall differently with drafting than without.
 
         Raises GGUFError, TargetMismatchError, NativeError, or Dflash2Error for arguments that exclude drafting.
         """
@@ -64,6 +66,7 @@ class DFlashLlama(Llama):  # type: ignore[misc]
         native.require_symbols()
         depth = spec.block_size - 1 if depth is None else depth
         self._n_rs_seq = max(depth, 0)
+        llama_kwargs.setdefault("flash_attn", True)
         super().__init__(model_path=str(model_path), **llama_kwargs)
         self.drafter_path = str(drafter_path)
         self._session = Session(
@@ -148,12 +151,22 @@ class DFlashLlama(Llama):  # type: ignore[misc]
         if hasattr(self, "_stack"):
             super().close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Arguments that make an equal object: models are loaded again, memories start empty."""
+        own = {"drafter_path": self.drafter_path, "depth": self.depth, "auto_disable": self._session.auto_disable}
+        return {**super().__getstate__(), **own}
+
+    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        """As in `Llama`; counts from the last token kept, not from the last one verified."""
+        surplus = self._session.surplus
+        return int(super().sample(*args, idx=(self.n_tokens - 1 if idx is None else idx) - surplus, **kwargs))
+
     def load_state(self, state: LlamaState) -> None:
         """Restore the target; the drafter's state is not part of it, so the next request evaluates its prompt."""
         super().load_state(state)
         self._session.forget(self.n_tokens)
 
-    def generate(
+    def generate(  # noqa: PLR0917 - the base class fixes the order
         self,
         tokens: Sequence[int],
         top_k: int = 40,

@@ -12,8 +12,11 @@ from dflash2.gguf_info import GGUFInfo, read_gguf_info
 # Architectures whose graph publishes layer inputs (`t_layer_inp` in src/models/*.cpp of the pinned llama.cpp, with
 # the classes that reuse such a graph). Any other one aborts the process when a layer is tapped.
 TAPPABLE_ARCHITECTURES = frozenset(
-    "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan-dense hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01 minimax-m2 "
-    "muse-glimmer nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen4exp".split()
+    {
+        *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"),
+        *("mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe"),
+        *("qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp"),
+    }
 )
 # Of those, the ones that also publish what goes into the final norm.
 _TAPPABLE_AT_THE_END = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
@@ -58,7 +61,7 @@ def read_pair(target: Path, drafter: Path) -> DrafterSpec:
 
 def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
     if target.architecture == DRAFTER_ARCHITECTURE:
-        raise TargetMismatchError(f"{target.path} is a DFlash drafter; give the target model first, the drafter second.")
+        raise TargetMismatchError(f"{target.path} is a DFlash drafter; give the target first, the drafter second.")
     if drafter.architecture != DRAFTER_ARCHITECTURE:
         raise TargetMismatchError(
             f"{drafter.path} has the architecture {drafter.architecture!r}, not {DRAFTER_ARCHITECTURE!r}; "
@@ -76,7 +79,9 @@ def _read_drafter(info: GGUFInfo) -> DrafterSpec:
     if (top_k > 0) != ("selector_hidden.weight" in info.tensor_names):
         raise TargetMismatchError(f"{info.path} holds half a selector; convert the checkpoint again.")
     if "markov_w1.weight" in info.tensor_names:
-        raise TargetMismatchError(f"{info.path} is a DSpark drafter; run it with llama-server --spec-type draft-dspark.")
+        raise TargetMismatchError(
+            f"{info.path} is a DSpark drafter; llama-server runs it with --spec-type draft-dspark."
+        )
     return DrafterSpec(
         block_size=_required(info, info.own("block_size"), least=2),
         mask_token=_required(info, "tokenizer.ggml.mask_token_id", least=0),

@@ -11,9 +11,9 @@ def select(rows: FloatArray, top_k: int) -> IntArray:
     """Proposed tokens [B - 1] from the drafter's `rows`.
 
     With a selector (`top_k` = K > 0) a row holds K candidate ids as floats, then scores S(a, b) as K x K,
-    predecessor-major, then padding; in the first row every predecessor is the anchor. The walk is greedy
-    (`CandidateSelector.select` of the reference at temperature 0): b = argmax_b S(a, b), then a = b. Without a selector (K = 0) each
-    row holds logits and the proposal is their argmax.
+    predecessor-major, then padding; in the first row every predecessor is the anchor. The walk is greedy, not
+    Viterbi: b = argmax_b S(a, b), then a = b (`CandidateSelector.select` of the reference at temperature 0).
+    Without a selector (K = 0) each row holds logits, and the proposal is their argmax.
     """
     if top_k == 0:
         return rows.argmax(axis=1).astype(np.int32)

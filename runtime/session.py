@@ -57,6 +57,7 @@ class Session:
         self.noise: IntArray = np.full(spec.block_size, spec.mask_token, np.int32)
         self.block: IntArray = np.zeros(spec.block_size, np.int32)
         self._pending = (0, 0, 0)
+        self._surplus = 0
         self._watched = (0, 0)
         self._suspended = False
         self._depth = 0
@@ -101,7 +102,9 @@ class Session:
         if not 0 <= depth < self.spec.block_size:
             raise Dflash2Error(f"depth must lie in 0..{self.spec.block_size - 1} for this drafter, got {depth}.")
         if depth >= self.target.n_batch:
-            raise Dflash2Error(f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}.")
+            raise Dflash2Error(
+                f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}."
+            )
         self._depth = depth
         self._suspended = False
         self._watched = (0, 0)
@@ -123,16 +126,20 @@ class Session:
         """
         self.settle()
         if not self.rewind(start):
-            raise NativeError(f"the target's recurrent memory cannot step back to position {start}; call reset() first.")
+            raise NativeError(
+                f"the target's recurrent memory cannot step back to position {start}; call reset() first."
+            )
         begin = self._begin_injection(start, start + len(tokens)) if self.drafting else None
         for offset in range(0, len(tokens), self.target.n_batch):
             batch = tokens[offset : offset + self.target.n_batch]
             position, end = start + offset, start + offset + len(batch)
             self.length = end
+            self._surplus = 0
             self.target.decode_tokens(batch, position, Outputs.ALL if all_logits else Outputs.LAST)
             if begin is not None and begin < end:
                 first = max(0, begin - position)
-                inject(self.target, self.drafter, self.features, first, len(batch) - first, position + first)
+                n = len(batch) - first
+                inject(self.target, self.drafter, self.features, first=first, n=n, position=position + first)
                 self.injected = end
             yield end
 
@@ -184,13 +191,19 @@ class Session:
         """Inject what the last cycle accepted, while the target still holds its features."""
         first, n, position = self.take_pending()
         if n and self.drafting:
-            inject(self.target, self.drafter, self.features, first, n, position)
+            inject(self.target, self.drafter, self.features, first=first, n=n, position=position)
             self.injected = position + n
+
+    @property
+    def surplus(self) -> int:
+        """Rows at the end of the target's last batch that were rejected."""
+        return self._surplus
 
     def finish(self, position: int, block: IntArray, accepted: int, kept: int) -> None:
         """Close the cycle at `position` that verified `block`: `kept` of its rows stay in the target."""
         self.length = position + kept
         self._pending = (0, kept, position)
+        self._surplus = len(block) - kept
         self.recorder.cycle(len(block) - 1, accepted)
         if self.on_cycle is not None:
             self.on_cycle(record_of(position, block, accepted))

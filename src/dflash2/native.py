@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -105,6 +105,7 @@ class ContextOptions:
     n_rs_seq: int = 0
     offload_kqv: bool = True
     op_offload: bool = True
+    flash_attn_type: int | None = None
     swa_full: bool = False
     type_k: int | None = None
     type_v: int | None = None
@@ -127,7 +128,7 @@ def _prefer_patched_library() -> bool:
     return True
 
 
-@lru_cache(maxsize=1)
+@cache
 def _llama() -> tuple[Any, Library]:
     """The module `llama_cpp.llama_cpp` with its library loaded."""
     patched = _prefer_patched_library()
@@ -145,7 +146,7 @@ def library() -> Library:
     return _llama()[1]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _function(name: str) -> Any:
     """A function of `llama-ext.h` under its plain, Itanium or MSVC name."""
     module, loaded = _llama()
