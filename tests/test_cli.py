@@ -34,6 +34,10 @@ def without(key: str):
     return edit
 
 
+def unchanged(_config):
+    pass
+
+
 def setting(**values):
     return lambda config: config.update(values)
 
@@ -78,16 +82,21 @@ def test_bad_config_is_one_sentence_and_leaves_nothing(pair, tmp_path, edit, say
 
 
 def test_truncated_safetensors_is_one_sentence_and_leaves_nothing(pair, tmp_path):
-    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", lambda config: None)
+    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", unchanged)
     weights = drafter / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", "model.safetensors")
 
 
 def test_missing_shard_is_one_sentence_and_leaves_nothing(pair, tmp_path):
-    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", lambda config: None)
+    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", unchanged)
     (drafter / "model.safetensors").rename(drafter / "model-00001-of-00002.safetensors")
-    index = {"weight_map": {"fc.weight": "model-00001-of-00002.safetensors", "norm.weight": "model-00002-of-00002.safetensors"}}
+    index = {
+        "weight_map": {
+            "fc.weight": "model-00001-of-00002.safetensors",
+            "norm.weight": "model-00002-of-00002.safetensors",
+        }
+    }
     (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
     assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", "model-00002-of-00002.safetensors")
 

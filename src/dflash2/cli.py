@@ -59,7 +59,9 @@ def cli(debug: bool) -> None:
 @click.argument("drafter", type=FILE)
 @click.option("--target", type=FILE, required=True, help="GGUF of the model the drafter belongs to: its tokenizer.")
 @click.option("-o", "--output", type=FILE, required=True, help="GGUF file to write.")
-@click.option("--outtype", type=click.Choice(OUT_TYPES), default="bf16", show_default=True, help="Type of the matrices.")
+@click.option(
+    "--outtype", type=click.Choice(OUT_TYPES), default="bf16", show_default=True, help="Type of the matrices."
+)
 def convert(drafter: Path, target: Path, output: Path, outtype: OutType) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
@@ -105,8 +107,14 @@ def inspect(file: Path, tensors: bool) -> None:
 @click.argument("drafter", type=FILE)
 @click.argument("prompt")
 @click.option("-n", "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option("-c", "--ctx-size", type=click.IntRange(min=0), default=4096, show_default=True,
-              help="Tokens of context; 0: all that the target was trained with.")
+@click.option(
+    "-c",
+    "--ctx-size",
+    type=click.IntRange(min=0),
+    default=4096,
+    show_default=True,
+    help="Tokens of context; 0: all that the target was trained with.",
+)
 @click.option("-t", "--threads", type=click.IntRange(min=1), default=None, help="Default: half the cores.")
 @click.option("-ngl", "--gpu-layers", type=int, default=0, show_default=True, help="Layers on the GPU, -1 for all.")
 @click.option("--depth", type=click.IntRange(min=0), default=None, help="Draft tokens verified per cycle; 0: none.")
@@ -163,10 +171,14 @@ def demo(threads: int | None, n_prompts: int, n_tokens: int) -> None:
         console.print(
             f"converted the demo drafter: {done.n_tensors} tensors, {done.n_bytes / 1e6:.1f} MB {done.outtype} GGUF"
         )
-        small = _bench_with_progress("the target as it is", pair.target, drafter, pair.prompts, n_prompts, n_tokens, options)
+        small = _bench_with_progress(
+            "the target as it is", pair.target, drafter, pair.prompts, n_prompts, n_tokens, options
+        )
         with errors.status("making the cost-scaled target (once, about 300 MB in the cache)"):
             scaled = evidence.scaled_target(pair.target)
-        large = _bench_with_progress("the cost-scaled target", scaled, drafter, pair.prompts, n_prompts, n_tokens, options)
+        large = _bench_with_progress(
+            "the cost-scaled target", scaled, drafter, pair.prompts, n_prompts, n_tokens, options
+        )
     table = Table("", "as it is (6 M, Q8_0)", "cost-scaled (150 M, F16)")
     for label, value in _DEMO_ROWS:
         table.add_row(label, value(small), value(large))
@@ -195,7 +207,13 @@ _DEMO_EXPLANATION = (
 
 
 def _bench_with_progress(
-    what: str, target: Path, drafter: Path, prompts: Sequence[str], n_prompts: int, n_tokens: int, options: Mapping[str, Any]
+    what: str,
+    target: Path,
+    drafter: Path,
+    prompts: Sequence[str],
+    n_prompts: int,
+    n_tokens: int,
+    options: Mapping[str, Any],
 ) -> Bench:
     from dflash2 import evidence
 
