@@ -50,7 +50,7 @@ def test_convert_then_inspect_then_run(pair, tmp_path):
 
     inspected = run("dflash2", "inspect", output)
     assert inspected.returncode == 0, inspected.stderr
-    for fact in ("dflash", "DFlash 2", "non-causal", "64"):
+    for fact in ("DFlash 2 drafter", "1, 3, 5", "0, 2, 4", "window 64 tokens, not causal", "top 16, rank 64"):
         assert fact in inspected.stdout
 
     arguments = (pair.target, output, pair.prompts[0], "-n", 48, "-t", 2)

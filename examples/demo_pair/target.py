@@ -231,9 +231,8 @@ def train_target(shape: TransformerShape, tokens: np.ndarray, phases: tuple[Phas
             running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
             step, seen = step + 1, seen + batch[:, 1:].numel()
             if step % 20 == 0 or step == total:
-                log(
-                    f"target step {step}/{total} loss {running:.4f} {seen / (time.perf_counter() - begin):,.0f} tokens/s"
-                )
+                speed = seen / (time.perf_counter() - begin)
+                log(f"target step {step}/{total} loss {running:.4f} {speed:,.0f} tokens/s")
     return model.eval()
 
 

@@ -90,7 +90,7 @@ def convert(drafter: Path, target: Path, output: Path, outtype: OutType) -> None
 def inspect(file: Path, tensors: bool) -> None:
     """Say what the GGUF file FILE is: a drafter of which kind, for which taps, or a target."""
     found = converter.inspect(file)
-    table = Table("fact", "value", title=str(file), title_justify="left")
+    table = Table("fact", "value")
     for label, value in found.rows():
         table.add_row(label, value)
     console.print(table)
