@@ -6,7 +6,7 @@ from dflash2.converter.config import Attention
 from dflash2.converter.fields import Fields
 from dflash2.errors import UnsupportedCheckpointError
 
-_KINDS = {"full_attention": False, "sliding_attention": True}
+_SLIDES = {"full_attention": False, "sliding_attention": True}
 # transformers' Qwen3Config: layers from this index on slide when `layer_types` is absent.
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
@@ -15,32 +15,46 @@ def read_attention(config: Fields, drafter: Fields, layers: int) -> tuple[Attent
     """The attention rule, and a sentence for each decision a user should know of.
 
     `config` is the top level, `drafter` the dflash_config with the top level behind it.
-    Raises CheckpointError for contradictions, UnsupportedCheckpointError for other kinds of layers.
+    Raises CheckpointError for contradictions, UnsupportedCheckpointError for what a drafter GGUF cannot say.
     """
-    notes: list[str] = []
-    if drafter.flag("use_swa"):
-        sliding = (True,) * layers
-        window = drafter.optional_integer("swa_window_size") or config.optional_integer("sliding_window")
-    else:
-        sliding = _sliding_layers(config, layers)
-        window = config.optional_integer("sliding_window")
-        if any(sliding) and config.flag("use_sliding_window") is False:
-            window = None
-            notes.append("'use_sliding_window' is false: sliding layers get no window and keep their causality.")
-        elif any(sliding) and window is None:
-            raise config.missing("sliding_window")
-        elif any(sliding) and config.flag("use_sliding_window") is None:
-            notes.append(f"'use_sliding_window' is absent: the window of {window} tokens is kept.")
+    named = _sliding_layers(config, layers)
     one_rule = config.flag("is_causal")
     if one_rule is None:
         one_rule = drafter.flag("causal")
+    if drafter.flag("use_swa"):
+        return _every_layer_slides(config, drafter, named, one_rule), ()
+    window, notes = _window(config) if any(named) else (None, ())
     attention = Attention(
-        sliding=sliding,
-        window=window if any(sliding) else None,
+        sliding=named,
+        window=window,
         causal_full=bool(one_rule),
         causal_sliding=True if one_rule is None else one_rule,
     )
-    return attention, tuple(notes)
+    return attention, notes
+
+
+def _every_layer_slides(config: Fields, drafter: Fields, named: tuple[bool, ...], one_rule: bool | None) -> Attention:
+    """`use_swa` puts a window on every layer; causality still follows the kind that `layer_types` names."""
+    window = drafter.optional_integer("swa_window_size") or config.optional_integer("sliding_window")
+    if window is None:
+        raise drafter.missing("swa_window_size")
+    if one_rule is None and len(set(named)) > 1:
+        raise UnsupportedCheckpointError(
+            f"{config.path}: 'use_swa' with mixed 'layer_types' needs 'is_causal', or layers of one cache would differ."
+        )
+    causal = named[0] if one_rule is None else one_rule
+    return Attention((True,) * len(named), window, causal, causal)
+
+
+def _window(config: Fields) -> tuple[int | None, tuple[str, ...]]:
+    """The window of sliding layers; absent `use_sliding_window` keeps it, false drops it."""
+    wanted = config.flag("use_sliding_window")
+    if wanted is False:
+        return None, ("'use_sliding_window' is false: sliding layers get no window and keep their causality.",)
+    window = config.integer("sliding_window")
+    if wanted is None:
+        return window, (f"'use_sliding_window' is absent: the window of {window} tokens is kept.",)
+    return window, ()
 
 
 def _sliding_layers(config: Fields, layers: int) -> tuple[bool, ...]:
@@ -53,8 +67,8 @@ def _sliding_layers(config: Fields, layers: int) -> tuple[bool, ...]:
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.wrong("layer_types", f"is not a list of {layers} names, one per layer")
     for kind in kinds:
-        if not isinstance(kind, str) or kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _SLIDES:
             raise UnsupportedCheckpointError(
                 f"{config.path}: 'layer_types' names {kind!r}; a drafter has full_attention and sliding_attention."
             )
-    return tuple(_KINDS[kind] for kind in kinds)
+    return tuple(_SLIDES[kind] for kind in kinds)

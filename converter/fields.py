@@ -38,20 +38,20 @@ class Fields:
         """The error for an absent `key`."""
         return self.wrong(key, "is missing; add the value the drafter was trained with")
 
-    def optional_integer(self, key: str, minimum: int = 1) -> int | None:
-        """An integer of at least `minimum`; floats without a fraction are taken."""
+    def optional_integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int | None:
+        """An integer in a closed range; floats without a fraction are taken."""
         value = self.get(key)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_INTEGER:
-            raise self.wrong(key, f"is {_show(value)}, not an integer from {minimum} to {_MAX_INTEGER}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(key, f"is {_show(value)}, not an integer from {minimum} to {maximum}")
         return value
 
-    def integer(self, key: str, minimum: int = 1) -> int:
+    def integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
         """Like `optional_integer`, required."""
-        value = self.optional_integer(key, minimum)
+        value = self.optional_integer(key, minimum, maximum)
         if value is None:
             raise self.missing(key)
         return value

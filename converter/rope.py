@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,44 +22,54 @@ _LAYER_KINDS = ("full_attention", "sliding_attention")
 _FIXED_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "extrapolation_factor": 1.0, "truncate": True}
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """A config's rope section, and the section with the top level behind it, where older configs keep some keys."""
+
+    section: Fields
+    both: Fields
+    theta: float
+    dimensions: int
+
+
+_Scaling = tuple[RopeScaling | None, tuple[float, ...]]
+
+
 def read_rope(config: Fields, head_dim: int) -> Rope:
     """Rope of a config; raises UnsupportedCheckpointError for a type or parameter that cannot be kept."""
-    fields = _rope_fields(config)
-    theta = fields.number("rope_theta")
-    dimensions = _rotated_dimensions(fields, head_dim)
-    kind = fields.text("rope_type") or fields.text("type") or "default"
+    section = _rope_section(config)
+    both = Fields(config.path, (*section.scopes, *config.scopes))
+    inputs = _Inputs(section, both, both.number("rope_theta"), _rotated_dimensions(both, head_dim))
+    kind = section.text("rope_type") or section.text("type") or "default"
     reader = _SCALINGS.get(kind)
     if reader is None:
         raise UnsupportedCheckpointError(
             f"{config.path}: rope type {kind!r} cannot be kept; supported are {', '.join(sorted(_SCALINGS))}."
         )
-    scaling, factors = reader(fields, theta, dimensions)
-    if factors and dimensions != head_dim:
-        raise UnsupportedCheckpointError(
-            f"{config.path}: rope type {kind!r} together with 'partial_rotary_factor' cannot be kept."
-        )
+    scaling, factors = reader(inputs)
     neox = config.flag("rope_is_neox_style") is not False
-    if not neox and dimensions != head_dim:
+    if (factors or not neox) and inputs.dimensions != head_dim:
+        other = f"rope type {kind!r}" if factors else "'rope_is_neox_style' false"
         raise UnsupportedCheckpointError(
-            f"{config.path}: 'rope_is_neox_style' false together with 'partial_rotary_factor' cannot be kept."
+            f"{config.path}: {other} together with 'partial_rotary_factor' cannot be kept in a drafter GGUF."
         )
-    return Rope(theta, dimensions, scaling, factors, neox)
+    return Rope(inputs.theta, inputs.dimensions, scaling, factors, neox)
 
 
-def _rope_fields(config: Fields) -> Fields:
-    """Rope parameters first, then the top level, where older configs keep rope_theta."""
+def _rope_section(config: Fields) -> Fields:
     parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
     if parameters and scaling and parameters != scaling:
         raise config.wrong("rope_scaling", "differs from 'rope_parameters'; remove the one that is wrong")
+    name = "rope_parameters" if parameters else "rope_scaling"
     section = parameters or scaling
     by_kind = [section[kind] for kind in _LAYER_KINDS if kind in section]
     if by_kind:
         if any(entry != by_kind[0] for entry in by_kind) or not isinstance(by_kind[0], dict):
             raise UnsupportedCheckpointError(
-                f"{config.path}: 'rope_parameters' differ between full and sliding layers; llama.cpp has one rope."
+                f"{config.path}: {name!r} differ between full and sliding layers; llama.cpp's drafters have one rope."
             )
         section = by_kind[0]
-    return Fields(config.path, (section, *config.scopes))
+    return Fields(config.path, (section,), prefix=f"{name}.")
 
 
 def _rotated_dimensions(fields: Fields, head_dim: int) -> int:
@@ -69,61 +80,65 @@ def _rotated_dimensions(fields: Fields, head_dim: int) -> int:
     return dimensions
 
 
-_Scaling = tuple[RopeScaling | None, tuple[float, ...]]
-
-
-def _unscaled(_fields: Fields, _theta: float, _dimensions: int) -> _Scaling:
+def _unscaled(_inputs: _Inputs) -> _Scaling:
     return None, ()
 
 
-def _linear(fields: Fields, _theta: float, _dimensions: int) -> _Scaling:
-    return RopeScaling("linear", fields.number("factor")), ()
+def _linear(inputs: _Inputs) -> _Scaling:
+    return RopeScaling("linear", inputs.section.number("factor")), ()
 
 
-def _original_context(fields: Fields) -> int:
-    """As transformers: its own key, else the context length of the config."""
-    return fields.optional_integer("original_max_position_embeddings") or fields.integer("max_position_embeddings")
-
-
-def _yarn(fields: Fields, _theta: float, _dimensions: int) -> _Scaling:
+def _yarn(inputs: _Inputs) -> _Scaling:
+    section = inputs.section
     for key, fixed in _FIXED_YARN.items():
-        value = fields.get(key)
+        value = section.get(key)
         if value is not None and value != fixed:
             raise UnsupportedCheckpointError(
-                f"{fields.path}: yarn's {key!r} is {value!r}, but llama.cpp's dflash graph always uses {fixed!r}."
+                f"{section.path}: yarn's {key!r} is {value!r}, but llama.cpp's dflash graph always uses {fixed!r}."
             )
-    original = _original_context(fields)
-    factor = fields.optional_number("factor") or fields.integer("max_position_embeddings") / original
-    wanted = fields.optional_number("attention_factor") or fields.optional_number("attn_factor")
-    if wanted is None:
-        mscale, all_dims = fields.optional_number("mscale"), fields.optional_number("mscale_all_dim")
-        wanted = _mscale(factor, mscale) / _mscale(factor, all_dims) if mscale and all_dims else _mscale(factor, 1.0)
+    # As transformers: the trained context is its own key, else the context length of the config.
+    trained = inputs.both.optional_integer("original_max_position_embeddings")
+    trained = trained or inputs.both.integer("max_position_embeddings")
+    factor = section.number("factor")
     # llama.cpp multiplies by 0.1 ln(factor) + 1 itself.
-    relative = wanted / _mscale(factor, 1.0)
+    relative = _attention_factor(section, factor) / _mscale(factor, 1.0)
     if math.isclose(relative, 1.0, rel_tol=1e-6):
         relative = 1.0
-    return RopeScaling("yarn", factor, original, relative), ()
+    return RopeScaling("yarn", factor, trained, relative), ()
+
+
+def _attention_factor(section: Fields, factor: float) -> float:
+    """Factor on cos and sin: given, or from mscale and mscale_all_dim, or YaRN's own (as transformers)."""
+    for key in ("attention_factor", "attn_factor"):
+        if section.get(key) is not None:
+            return section.number(key)
+    mscale, all_dims = section.optional_number("mscale"), section.optional_number("mscale_all_dim")
+    if mscale and all_dims and min(mscale, all_dims) > 0:
+        return _mscale(factor, mscale) / _mscale(factor, all_dims)
+    return _mscale(factor, 1.0)
 
 
 def _mscale(factor: float, weight: float) -> float:
-    """YaRN's attention factor (paper section 3.4; transformers get_mscale)."""
+    """YaRN's attention factor, paper section 3.4."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _llama3(fields: Fields, theta: float, dimensions: int) -> _Scaling:
+def _llama3(inputs: _Inputs) -> _Scaling:
     """Frequency factors of Llama 3.1: long wavelengths slowed by `factor`, short ones kept, blended between."""
-    factor = fields.number("factor")
-    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    section = inputs.section
+    factor = section.number("factor")
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
     if low >= high:
-        raise fields.wrong("low_freq_factor", f"is {low}, not below 'high_freq_factor' {high}")
-    context = fields.integer("original_max_position_embeddings")
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
-    blend = np.clip((context / wavelengths - low) / (high - low), 0.0, 1.0)
+        raise section.wrong("low_freq_factor", f"is {low}, not below 'high_freq_factor' {high}")
+    trained = inputs.both.integer("original_max_position_embeddings")
+    exponents = np.arange(0, inputs.dimensions, 2, dtype=np.float64) / inputs.dimensions
+    wavelengths = 2 * np.pi * inputs.theta**exponents
+    blend = np.clip((trained / wavelengths - low) / (high - low), 0.0, 1.0)
     factors = 1.0 / ((1.0 - blend) / factor + blend)
     return None, tuple(factors.tolist())
 
 
-_SCALINGS: dict[str, Callable[[Fields, float, int], _Scaling]] = {
+_SCALINGS: dict[str, Callable[[_Inputs], _Scaling]] = {
     "default": _unscaled,
     "none": _unscaled,
     "linear": _linear,

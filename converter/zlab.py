@@ -9,6 +9,8 @@ from dflash2.converter.rope import read_rope
 from dflash2.errors import UnsupportedCheckpointError
 
 _ACTIVATION = "silu"
+_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_MAX_HEAD_DIM = 65536
 _DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
@@ -16,17 +18,15 @@ def read_zlab(top: Fields, architecture: str) -> DrafterConfig:
     """Normalise a z-lab config; raises CheckpointError naming the key that is missing, wrong or unsupported."""
     drafter = Fields(top.path, (top.section("dflash_config"), *top.scopes))
     _refuse_what_the_graph_lacks(top)
-    layers, hidden_size, head_dim = (
-        top.integer("num_hidden_layers"),
-        top.integer("hidden_size"),
-        top.integer("head_dim"),
-    )
+    layers = top.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+    hidden_size, head_dim = top.integer("hidden_size"), top.integer("head_dim", maximum=_MAX_HEAD_DIM)
     if head_dim % 2:
         raise top.wrong("head_dim", f"is {head_dim}, which is odd")
     heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
     if heads % kv_heads:
         raise top.wrong("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
     attention, notes = read_attention(top, drafter, layers)
+    softcap = drafter.optional_number("final_logit_softcapping")
     convolution, selector = _dflash2_parts(drafter, architecture, hidden_size)
     return DrafterConfig(
         architecture=architecture,
@@ -47,7 +47,7 @@ def read_zlab(top: Fields, architecture: str) -> DrafterConfig:
         convolution=convolution,
         selector=selector,
         logit_scale=drafter.optional_number("output_multiplier"),
-        logit_softcap=drafter.optional_number("final_logit_softcapping") or None,
+        logit_softcap=softcap if softcap and softcap > 0 else None,
         embedding_scale=drafter.optional_number("input_embedding_scale"),
         attention_value_scale=drafter.optional_number("attention_value_scale"),
         own_embeddings=top.flag("has_embed_tokens") is not False,
