@@ -352,10 +352,6 @@ class Context:
         """Drop everything; works for every kind of memory."""
         _llama()[0].llama_memory_clear(self._memory, True)
 
-    def first_position(self) -> int:
-        """Lowest position from which memory is complete, -1 when it is empty."""
-        return int(_llama()[0].llama_memory_seq_pos_min(self._memory, _SEQUENCE))
-
 
 class _Batch:
     """Arrays of one context's batches, allocated once; llama.cpp copies them during the call."""
