@@ -168,6 +168,12 @@ def require_symbols() -> None:
         _function(name)
 
 
+def silence() -> None:
+    """Keep llama.cpp's log to errors, as `Llama(verbose=False)` does."""
+    _llama()
+    import_module("llama_cpp._logger").set_verbose(False)
+
+
 class Model:
     """A loaded model that this object owns."""
 
