@@ -80,6 +80,12 @@ class DFlashLlama(Llama):  # type: ignore[misc]
                 tensor_split=tuple(self.tensor_split) if self.tensor_split else None,
                 load_mode=self.model_params.load_mode,
             ),
+            # The target's, so that F32 caches without flash attention (exact) can be had for both.
+            attention=native.AttentionOptions(
+                flash_attn_type=self.context_params.flash_attn_type,
+                type_k=self.context_params.type_k,
+                type_v=self.context_params.type_v,
+            ),
             threads=(self.n_threads, self.n_threads_batch),
             depth=depth,
             n_ctx=min(self._n_ctx, len(self.input_ids)),

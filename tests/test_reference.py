@@ -19,6 +19,8 @@ LEAST_BLOCKS = 50
 # llama.cpp multiplies a Q8_0 weight with activations rounded to 8 bits, so the features differ by about 1%.
 LEAST_EQUAL_WITH_Q8_0_TARGET = 0.9
 GGML_TYPE_F32 = 0
+# What the reference computes: caches in F32, and attention without the F16 tiles of llama.cpp's flash attention.
+EXACT = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "flash_attn": False}
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,9 @@ def drafter(request):
     return getattr(dflash, reference_class), request.getfixturevalue(folder), request.getfixturevalue(path)
 
 
-def our_cycles(target, drafter_gguf, prompts):
-    """Per prompt: all token ids, and the cycles that made them. F32 caches, as the reference has."""
-    llm = DFlashLlama(
-        target,
-        drafter_gguf,
-        n_ctx=512,
-        type_k=GGML_TYPE_F32,
-        type_v=GGML_TYPE_F32,
-        auto_disable=False,
-        verbose=False,
-    )
+def our_cycles(target, drafter_gguf, prompts, llama_kwargs):
+    """Per prompt: all token ids, and the cycles that made them."""
+    llm = DFlashLlama(target, drafter_gguf, n_ctx=512, auto_disable=False, verbose=False, **llama_kwargs)
     for text in prompts:
         prompt, cycles = llm.tokenize(text.encode()), []
         llm.reset()
@@ -64,11 +58,12 @@ def our_cycles(target, drafter_gguf, prompts):
     llm.close()
 
 
-def compare(target, drafter, prompts):
+def compare(target, drafter, prompts, **llama_kwargs):
+    """Every cycle of ours as a Block."""
     reference_class, folder, path = drafter
     reference = Reference(target, reference_class, folder)
     blocks = []
-    for number, (tokens, cycles) in enumerate(our_cycles(target, path, prompts[:N_PROMPTS])):
+    for number, (tokens, cycles) in enumerate(our_cycles(target, path, prompts[:N_PROMPTS], llama_kwargs)):
         features = reference.features(tokens)
         for cycle in cycles:
             proposal = reference.proposal(features, cycle.anchor, cycle.position)
@@ -80,7 +75,8 @@ def compare(target, drafter, prompts):
 def test_drafts_equal_the_reference(drafter, target_path, prompts):
     """The same numbers on both sides: the target's weights dequantised to F32, an F32 drafter, F32 caches."""
     target = scaled_target(target_path, parameters=0, weights="f32")
-    assert [block for block in compare(target, drafter, prompts) if block.ours != block.reference] == []
+    blocks = compare(target, drafter, prompts, **EXACT)
+    assert [block for block in blocks if block.ours != block.reference] == []
 
 
 def test_drafts_on_the_quantised_target_follow_the_reference(drafter, target_path, prompts):
@@ -95,6 +91,6 @@ def test_a_tap_read_one_layer_off_would_be_noticed(drafter, target_path, prompts
     target = scaled_target(target_path, parameters=0, weights="f32")
     reference = Reference(target, reference_class, folder)
     reference.drafter.target_layer_ids = [tap + 1 for tap in reference.drafter.target_layer_ids]
-    tokens, cycles = next(our_cycles(target, path, prompts))
+    tokens, cycles = next(our_cycles(target, path, prompts, EXACT))
     features = reference.features(tokens)
     assert any(list(c.proposal) != reference.proposal(features, c.anchor, c.position) for c in cycles)
