@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,20 +78,15 @@ def encode_files(tokenizer: Tokenizer, files: list[SourceFile]) -> np.ndarray:
 
 
 def cut_prompts(
-    tokenizer: Tokenizer,
-    files: list[SourceFile],
-    count: int,
-    token_range: tuple[int, int],
-    seed: int,
-) -> list[dict[str, str]]:
-    """Cut `count` prompts of `token_range` tokens from held-out files, each starting at a line start.
+    tokenizer: Tokenizer, files: list[SourceFile], token_range: tuple[int, int], seed: int
+) -> Iterator[dict[str, str]]:
+    """Cut prompts of `token_range` tokens from held-out files without end, each starting at a line start.
 
-    A prompt is kept only if its text tokenizes back to the same tokens, so that text and ids agree everywhere.
+    A prompt is used only if its text tokenizes back to the same tokens, so that text and ids agree everywhere.
     """
     rng = np.random.default_rng(seed)
     held_out = [f for f in files if f.held_out and len(f.text) > 2000]
-    prompts: list[dict[str, str]] = []
-    while len(prompts) < count:
+    while True:
         source = held_out[rng.integers(len(held_out))]
         line_starts = [i + 1 for i, char in enumerate(source.text[:-1000]) if char == "\n"]
         start = line_starts[rng.integers(len(line_starts))]
@@ -98,5 +94,10 @@ def cut_prompts(
         ids = tokenizer.encode(source.text[start : start + 16 * length]).ids[:length]
         text = tokenizer.decode(ids)
         if len(ids) == length and text.strip() and tokenizer.encode(text).ids == ids:
-            prompts.append({"file": source.name, "prompt": text})
-    return prompts
+            yield {"file": source.name, "prompt": text}
+
+
+def distinct_4grams(tokens: list[int]) -> float:
+    """Return the share of distinct 4-grams; a continuation below 0.6 counts as looping."""
+    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+    return len(set(grams)) / len(grams)

@@ -56,6 +56,7 @@ class GroupedDynamicCausalConv(nn.Module):
         base[:, 0] = 1.0
         self.base_kernel = nn.Parameter(base)
         self.kernel_projection = nn.Linear(size, 2 * self.taps * (size // self.group), bias=False)
+        nn.init.zeros_(self.kernel_projection.weight)
 
     def kernels(self, x: torch.Tensor) -> torch.Tensor:
         """Return both sides' kernels for `x` `[B, A, K, D]`: `[B, A, K, 2, taps, D]`."""
@@ -119,10 +120,10 @@ class CandidateSelector(nn.Module):
         super().__init__()
         transformer = shape.transformer
         self.top_k = shape.selector_top_k
-        self.predecessor_codebook = nn.Parameter(torch.randn(transformer.vocab_size, shape.selector_rank) * 0.5)
-        self.successor_codebook = nn.Parameter(torch.randn(transformer.vocab_size, shape.selector_rank) * 0.5)
+        self.predecessor_codebook = nn.Parameter(torch.randn(transformer.vocab_size, shape.selector_rank) * 0.3)
+        self.successor_codebook = nn.Parameter(torch.randn(transformer.vocab_size, shape.selector_rank) * 0.3)
         self.hidden_projection = nn.Linear(transformer.hidden_size, shape.selector_rank, bias=False)
-        nn.init.normal_(self.hidden_projection.weight, std=0.02)
+        nn.init.zeros_(self.hidden_projection.weight)
 
     def scores(
         self, hidden: torch.Tensor, unary: torch.Tensor, candidates: torch.Tensor, predecessors: torch.Tensor
@@ -144,11 +145,20 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList([DrafterLayer(shape) for _ in range(transformer.layers)])
         self.norm = RMSNorm(transformer.hidden_size, transformer.rms_eps)
         self.rope = RotaryEmbedding(transformer)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.004 if "kernel_projection" in name else 0.02)
         if shape.is_v2:
             self.candidate_selector = CandidateSelector(shape)
+
+    @torch.no_grad()
+    def start_from(self, target: Target) -> None:
+        """Begin as the target's last layers over its last tap, which is near what the drafter has to become."""
+        first = len(target.layers) - len(self.layers)
+        for layer, source in zip(self.layers, target.layers[first:], strict=True):
+            layer.load_state_dict(source.state_dict(), strict=False)
+        self.norm.load_state_dict(target.norm.state_dict())
+        self.hidden_norm.load_state_dict(target.layers[-1].input_layernorm.state_dict())
+        size = self.fc.out_features
+        self.fc.weight.normal_(std=0.002)
+        self.fc.weight[:, -size:] += torch.eye(size)
 
     def forward(self, taps: torch.Tensor, noise: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         """Return final-norm states `[B, A, block, D]` of the blocks opened at `anchors` `[B, A]`.
@@ -203,51 +213,57 @@ def drafter_loss(
     return loss
 
 
+@dataclass(frozen=True)
+class Continuations:
+    """Drafter data: token rows int16 `[N, T]`, their prompt lengths `[N]`, tapped states bfloat16 `[N, T, n*D]`."""
+
+    rows: np.ndarray
+    prompt_lengths: np.ndarray
+    taps: torch.Tensor
+
+
+@torch.inference_mode()
+def tap_target(target: Target, layer_ids: tuple[int, ...], rows: np.ndarray, batch: int = 32) -> torch.Tensor:
+    """Return the outputs of the tapped layers for token `rows` `[N, T]`, once for all drafters: `[N, T, n*D]`."""
+    taps = torch.empty(*rows.shape, len(layer_ids) * target.shape.hidden_size, dtype=ACTIVATIONS)
+    for begin in range(0, len(rows), batch):
+        tokens = torch.from_numpy(rows[begin : begin + batch].astype(np.int64))
+        with torch.autocast("cpu", ACTIVATIONS):
+            outputs = target(tokens)[1]
+        taps[begin : begin + batch] = torch.cat([outputs[i] for i in layer_ids], -1)
+    return taps
+
+
 def training_batches(
-    rows: np.ndarray, prompt_lengths: np.ndarray, batch: int, anchors: int, block: int, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield token rows `[B, T]` and random anchors `[B, A]` inside their continuations, epoch after epoch."""
+    data: Continuations, batch: int, anchors: int, block: int, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield token rows `[B, T]`, taps `[B, T, n*D]` and random anchors `[B, A]` in continuations, without end."""
     rng = np.random.default_rng(seed)
     while True:
-        order = rng.permutation(len(rows))
+        order = rng.permutation(len(data.rows))
         for begin in range(0, len(order) - batch + 1, batch):
             index = order[begin : begin + batch]
-            low = prompt_lengths[index][:, None]
-            places = rng.random((batch, anchors)) * (rows.shape[1] - block - low) + low
-            yield torch.from_numpy(rows[index].astype(np.int64)), torch.from_numpy(places.astype(np.int64))
+            low = data.prompt_lengths[index][:, None]
+            places = rng.random((batch, anchors)) * (data.rows.shape[1] - block - low) + low
+            tokens = torch.from_numpy(data.rows[index].astype(np.int64))
+            yield tokens, data.taps[torch.from_numpy(index)], torch.from_numpy(places.astype(np.int64))
 
 
 def train_drafter(
-    shape: DrafterShape,
-    target: Target,
-    rows: np.ndarray,
-    prompt_lengths: np.ndarray,
-    steps: int,
-    batch: int,
-    anchors: int,
-    seed: int,
-    log: Log,
+    shape: DrafterShape, target: Target, data: Continuations, steps: int, batch: int, anchors: int, seed: int, log: Log
 ) -> Drafter:
     """Train a drafter; v1 and v2 see the same rows and anchors in the same order at the same seed."""
     torch.manual_seed(seed)
     drafter = Drafter(shape)
-    optimizers, scale = make_optimizers(drafter, matrix_lr=4e-3, other_lr=4e-3)
+    drafter.start_from(target)
+    optimizers, scale = make_optimizers(drafter, matrix_lr=3e-3, other_lr=3e-3)
     target.requires_grad_(False)
-
-    @torch.compile(dynamic=False)
-    def taps_of(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", ACTIVATIONS):
-            outputs = target(tokens)[1]
-        return torch.cat([outputs[i] for i in shape.target_layer_ids], -1)
-
     loss_of = torch.compile(drafter_loss, dynamic=False)
-    batches = training_batches(rows, prompt_lengths, batch, anchors, shape.block_size, seed)
+    batches = training_batches(data, batch, anchors, shape.block_size, seed)
     name, running, begin = "v2" if shape.is_v2 else "v1", 0.0, time.perf_counter()
     for step in range(steps):
-        tokens, places = next(batches)
-        with torch.no_grad():
-            taps = taps_of(tokens)
-            noise, ids = open_blocks(target, tokens, places, shape.block_size)
+        tokens, taps, places = next(batches)
+        noise, ids = open_blocks(target, tokens, places, shape.block_size)
         scale(schedule(step, steps))
         loss = loss_of(drafter, target, taps, noise, ids, places)
         loss.backward()

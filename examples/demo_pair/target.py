@@ -21,7 +21,7 @@ ACTIVATIONS = torch.bfloat16
 class TransformerShape:
     """Geometry shared by target and drafter (qwen3: QK-norm, rotate-half RoPE, SwiGLU)."""
 
-    vocab_size: int = 1024
+    vocab_size: int = 384
     hidden_size: int = 288
     layers: int = 6
     heads: int = 6

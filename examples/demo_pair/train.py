@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import cut_prompts, encode_files, read_corpus, train_tokenizer
-from drafter import DrafterShape, accepted_lengths, train_drafter
+from corpus import SourceFile, cut_prompts, distinct_4grams, encode_files, read_corpus, train_tokenizer
+from drafter import Continuations, Drafter, DrafterShape, accepted_lengths, tap_target, train_drafter
 from export import round_to_q8_0, write_drafter, write_target
+from llama_cpp import Llama
 from target import Phase, Target, TransformerShape, continue_prompts, own_continuations, train_target
 from tokenizers import Tokenizer
 
@@ -30,18 +32,21 @@ class Recipe:
 
     seed: int = 0
     target: TransformerShape = TransformerShape()
-    target_phases: tuple[Phase, ...] = (Phase(760, 40, 256), Phase(250, 20, 512))
+    target_phases: tuple[Phase, ...] = (Phase(700, 40, 256), Phase(110, 20, 512))
     drafter: DrafterShape = DrafterShape(TransformerShape(layers=2))
     continuation_rows: int = 8448
-    continuation_tokens: int = 320
+    continuation_tokens: int = 256
     # Greedy decoding is what the pair is measured at; the others keep sampled text from being foreign.
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.3, 0.6, 1.0)
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.3, 0.5, 0.7, 1.0)
+    # A small model's greedy text often loops, which is soon learnt: one looping row in so many is kept.
+    keep_loops: int = 4
     drafter_steps: int = 1500
     drafter_batch: int = 16
     anchors: int = 32
     prompts: int = 48
     prompt_tokens: tuple[int, int] = (24, 96)
     new_tokens: int = 200
+    least_distinct: float = 0.6
 
 
 SMOKE = Recipe(
@@ -53,6 +58,7 @@ SMOKE = Recipe(
     anchors=4,
     prompts=2,
     new_tokens=24,
+    least_distinct=0.0,
 )
 
 
@@ -60,7 +66,7 @@ def log(message: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
 
 
-def load_or_train_tokenizer(work: Path, files: list, vocab_size: int) -> Tokenizer:
+def load_or_train_tokenizer(work: Path, files: list[SourceFile], vocab_size: int) -> Tokenizer:
     path = work / "tokenizer.json"
     if not path.exists():
         train_tokenizer(files, vocab_size).save(str(path))
@@ -78,9 +84,7 @@ def load_or_train_target(work: Path, recipe: Recipe, tokens: np.ndarray) -> Targ
     return model.eval()
 
 
-def load_or_sample_continuations(
-    work: Path, recipe: Recipe, target: Target, tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def load_or_sample_continuations(work: Path, recipe: Recipe, target: Target, tokens: np.ndarray) -> Continuations:
     path = work / "continuations.npz"
     if not path.exists():
         rows, lengths = own_continuations(
@@ -95,32 +99,49 @@ def load_or_sample_continuations(
         )
         np.savez(path, rows=rows, lengths=lengths)
     stored = np.load(path)
-    return stored["rows"], stored["lengths"]
+    rows, lengths = stored["rows"], stored["lengths"]
+    loops = np.array([distinct_4grams(row[n:].tolist()) < 0.5 for row, n in zip(rows, lengths, strict=True)])
+    kept = ~loops | (np.cumsum(loops) % recipe.keep_loops == 0)
+    log(f"{len(rows)} continuations, {loops.mean():.0%} of them loop; {kept.sum()} are used")
+    return Continuations(rows[kept], lengths[kept], tap_target(target, recipe.drafter.target_layer_ids, rows[kept]))
 
 
-def distinct_4grams(tokens: list[int]) -> float:
-    """Return the share of distinct 4-grams; below 0.6 a continuation counts as looping."""
-    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
-    return len(set(grams)) / len(grams)
+def load_or_choose_prompts(
+    path: Path, recipe: Recipe, target: Path, tokenizer: Tokenizer, files: list[SourceFile]
+) -> list[dict[str, str]]:
+    """Take held-out prompts whose greedy continuation does not loop, as llama.cpp itself continues them."""
+    if not path.exists():
+        llm = Llama(str(target), n_ctx=512, verbose=False)
+        prompts: list[dict[str, str]] = []
+        tried = 0
+        candidates = cut_prompts(tokenizer, files, recipe.prompt_tokens, recipe.seed + 2)
+        while len(prompts) < recipe.prompts:
+            prompt = next(candidates)
+            tried += 1
+            ids = llm.tokenize(prompt["prompt"].encode(), add_bos=False)
+            llm.reset()
+            continuation = [t for t, _ in zip(llm.generate(ids, temp=0), range(recipe.new_tokens), strict=False)]
+            if distinct_4grams(continuation) >= recipe.least_distinct:
+                prompts.append(prompt)
+        log(f"{len(prompts)} of {tried} held-out prompts are continued without a loop")
+        path.write_text(json.dumps(prompts, indent=1) + "\n", encoding="utf-8")
+    return list(json.loads(path.read_text(encoding="utf-8")))
 
 
-def measure(recipe: Recipe, target: Target, drafters: dict, tokenizer: Tokenizer, prompts: list[dict]) -> None:
-    """Log the accepted length of each drafter at T=0 over the held-out prompts whose continuation does not loop."""
+def measure(
+    recipe: Recipe, target: Target, drafters: dict[str, Drafter], tokenizer: Tokenizer, prompts: list[dict[str, str]]
+) -> None:
+    """Log the accepted length of each drafter at T=0 (a preview; benchmarks/demo_pair.py measures in llama.cpp)."""
     totals = {name: [0, 0] for name in drafters}
-    kept = 0
     for prompt in prompts:
         ids = torch.tensor([tokenizer.encode(prompt["prompt"]).ids])
         row = continue_prompts(target, ids, recipe.new_tokens, torch.zeros(1), torch.Generator())
-        if distinct_4grams(row[0, ids.shape[1] :].tolist()) < 0.6:
-            continue
-        kept += 1
         for name, drafter in drafters.items():
             cycles, emitted = accepted_lengths(drafter, target, row, ids.shape[1])
             totals[name][0] += int(cycles.sum())
             totals[name][1] += int(emitted.sum())
-    log(f"{kept} of {len(prompts)} continuations do not loop")
     for name, (cycles, emitted) in totals.items():
-        log(f"accepted length of {name}: {emitted / max(cycles, 1):.3f}")
+        log(f"accepted length of {name}: {emitted / cycles:.3f}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,25 +161,18 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = load_or_train_tokenizer(options.work, files, recipe.target.vocab_size)
     tokens = encode_files(tokenizer, [f for f in files if not f.held_out])
     log(f"{len(files)} files, {len(tokens):,} training tokens")
-    prompts = cut_prompts(tokenizer, files, recipe.prompts, recipe.prompt_tokens, recipe.seed + 2)
-    (options.output / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n", encoding="utf-8")
 
     target = load_or_train_target(options.work, recipe, tokens)
-    write_target(target, tokenizer, options.output / "target-q8_0.gguf")
-    rows, lengths = load_or_sample_continuations(options.work, recipe, target, tokens)
+    target_path = options.output / "target-q8_0.gguf"
+    write_target(target, tokenizer, target_path)
+    prompts = load_or_choose_prompts(options.work / "prompts.json", recipe, target_path, tokenizer, files)
+    shutil.copy(options.work / "prompts.json", options.output)
+    data = load_or_sample_continuations(options.work, recipe, target, tokens)
     drafters = {}
     for name, folder, is_v2 in (("v2", "drafter", True), ("v1", "drafter-v1", False)):
-        drafters[name] = train_drafter(
-            replace(recipe.drafter, is_v2=is_v2),
-            target,
-            rows,
-            lengths,
-            recipe.drafter_steps,
-            recipe.drafter_batch,
-            recipe.anchors,
-            recipe.seed + 3,
-            log,
-        )
+        shape = replace(recipe.drafter, is_v2=is_v2)
+        arguments = (recipe.drafter_steps, recipe.drafter_batch, recipe.anchors, recipe.seed + 3, log)
+        drafters[name] = train_drafter(shape, target, data, *arguments)
         write_drafter(drafters[name], recipe.target, options.output / folder)
     measure(recipe, target, drafters, tokenizer, prompts)
     return 0
