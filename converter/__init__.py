@@ -1,1 +1,24 @@
-"""Hugging Face drafter checkpoint to GGUF."""
+"""Hugging Face drafter checkpoint to GGUF, and what a GGUF file says about itself."""
+
+from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, RopeScaling, Selector
+from dflash2.converter.conversion import Conversion, convert
+from dflash2.converter.encoding import OUT_TYPES, OutType
+from dflash2.converter.inspection import DrafterFacts, Inspection, RopeFacts, TypeUse, inspect
+
+__all__ = [
+    "OUT_TYPES",
+    "Attention",
+    "Conversion",
+    "Convolution",
+    "DrafterConfig",
+    "DrafterFacts",
+    "Inspection",
+    "OutType",
+    "Rope",
+    "RopeFacts",
+    "RopeScaling",
+    "Selector",
+    "TypeUse",
+    "convert",
+    "inspect",
+]

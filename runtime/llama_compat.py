@@ -172,7 +172,7 @@ class DFlashLlama(Llama):  # type: ignore[misc]
         super().load_state(state)
         self._session.forget(self.n_tokens)
 
-    def generate(  # noqa: PLR0917 - the base class fixes the order
+    def generate(
         self,
         tokens: Sequence[int],
         top_k: int = 40,

@@ -173,19 +173,13 @@ class Session:
         self.drafter.clear()
 
     def reusable(self, prefix: int) -> int:
-        """How much of a shared `prefix` can stay, so that the drafter sees all it would see without reuse."""
-        self.settle()
-        if not self.drafting or self._holds(prefix):
-            return prefix
-        resumed = self.injected if self.injected < prefix and self._holds(self.injected) else 0
-        return resumed if self.spec.window is None else max(resumed, prefix - self.spec.window)
+        """How much of a shared `prefix` can stay: all of it, unless it was processed while drafting was off.
 
-    def _holds(self, length: int) -> bool:
-        """Whether the drafter holds everything a block at position `length` attends to."""
-        if length == 0:
-            return True
-        needed = 0 if self.spec.window is None else max(0, length - self.spec.window + 1)
-        return self.injected >= length and 0 <= self.drafter.first_position() <= needed
+        A windowed drafter may have dropped some of the window before `prefix`. The target is not made to process
+        those tokens again: that would cost more than it gains, and would not leave its numbers bit for bit alike.
+        """
+        self.settle()
+        return min(prefix, self.injected) if self.drafting else prefix
 
     def take_pending(self) -> tuple[int, int, int]:
         """Rows of the target's last batch to inject next, (first row, count, position), and forget them."""

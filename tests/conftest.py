@@ -6,6 +6,7 @@ import pytest
 
 from dflash2.converter import convert
 from dflash2.demo import DemoPair, demo_pair
+from dflash2.patches import source
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +46,9 @@ def drafter_v1_gguf(pair, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("drafter-v1") / "drafter-v1-f32.gguf"
     convert(pair.drafter_v1, pair.target, output, outtype="f32")
     return output
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_source() -> Path:
+    """Upstream's source tree, from the pinned sdist."""
+    return source()

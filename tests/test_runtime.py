@@ -61,6 +61,8 @@ def tokens_of(plain, prompts):
 
 @pytest.mark.parametrize("prompt", range(20))
 def test_greedy_tokens_equal_those_of_plain_llama(plain, drafted, tokens_of, prompt):
+    for llama in (plain, drafted):
+        llama.reset()
     expected = take(plain, tokens_of[prompt], 200)
     drafted.reset_stats()
     assert take(drafted, tokens_of[prompt], 200) == expected
@@ -308,10 +310,18 @@ def test_a_shared_prefix_leaves_the_proposals_as_without_reuse(fresh, tokens_of)
         llama.on_cycle = None
         return records
 
-    shared = (tokens_of[0] + tokens_of[1] + tokens_of[2])[:100]
+    shared = (tokens_of[0] + tokens_of[1])[:40]
     used = fresh()
-    take(used, shared + tokens_of[3], 150)
+    take(used, shared + tokens_of[3], 50)
     assert proposals(used, shared + tokens_of[4]) == proposals(fresh(), shared + tokens_of[4])
+
+
+def test_a_prefix_whose_window_is_gone_still_gives_the_same_tokens(plain, drafted, tokens_of):
+    shared = tokens_of[0][:20]
+    for llama in (plain, drafted):
+        llama.reset()
+    for tail in (tokens_of[1], tokens_of[2], tokens_of[3]):
+        assert take(drafted, shared + tail, 260) == take(plain, shared + tail, 260)
 
 
 def test_a_useless_drafter_is_noticed_and_switched_off(plain, target_path, useless_drafter, tokens_of):

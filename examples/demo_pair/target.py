@@ -91,10 +91,13 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Attend `q` `[B, heads, T, hd]` to `k`, `v` `[B, kv_heads, S, hd]` where `visible` (broadcast to `[B, T, S]`).
 
-        Written out: at these sizes torch's CPU flash attention spends more in its backward pass than all else.
+        Written out where there is a backward pass: torch's CPU flash attention spends more there than all else does.
         """
         rows, heads, length, size = q.shape
         kv = self.shape.kv_heads
+        if length == 1:
+            out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return self.o_proj(out.reshape(rows, 1, -1))
         q = q.reshape(rows, kv, heads // kv * length, size)
         scores = (q @ k.transpose(-1, -2)) * size**-0.5
         if visible is not None:
@@ -200,9 +203,7 @@ class Phase:
     length: int
 
 
-def train_target(
-    shape: TransformerShape, tokens: np.ndarray, phases: tuple[Phase, ...], seed: int, log: Log
-) -> Target:
+def train_target(shape: TransformerShape, tokens: np.ndarray, phases: tuple[Phase, ...], seed: int, log: Log) -> Target:
     """Train the target for next-token prediction; the phases share one learning-rate schedule."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -230,7 +231,8 @@ def train_target(
             running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
             step, seen = step + 1, seen + batch[:, 1:].numel()
             if step % 20 == 0 or step == total:
-                log(f"target step {step}/{total} loss {running:.4f} {seen / (time.perf_counter() - begin):,.0f} tokens/s")
+                speed = seen / (time.perf_counter() - begin)
+                log(f"target step {step}/{total} loss {running:.4f} {speed:,.0f} tokens/s")
     return model.eval()
 
 

@@ -10,3 +10,15 @@ SDIST_SOURCE_FOLDER = f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}/vendor/llama
 
 # GGUF architecture of every DFlash drafter, v1 and 2.
 DRAFTER_ARCHITECTURE = "dflash"
+
+# Architectures whose graph publishes layer inputs (sets `t_layer_inp` in src/models/*.cpp of the pinned source, or
+# reuses such a graph). Any other one aborts the process when a layer is tapped; a test derives this list again.
+# fmt: off
+TAPPABLE_ARCHITECTURES = frozenset({
+    "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama",
+    "llama-embed", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe",
+    "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
+})
+# fmt: on
+# Of those, the ones that also publish what goes into the final norm (a tap at the output of the last layer).
+FINAL_TAP_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})

@@ -177,6 +177,12 @@ def require_symbols() -> None:
         _function(name)
 
 
+def silence() -> None:
+    """Keep llama.cpp's log to errors, as `Llama(verbose=False)` does."""
+    _llama()
+    import_module("llama_cpp._logger").set_verbose(False)
+
+
 class Model:
     """A loaded model that this object owns."""
 
@@ -360,10 +366,6 @@ class Context:
     def clear(self) -> None:
         """Drop everything; works for every kind of memory."""
         _llama()[0].llama_memory_clear(self._memory, True)
-
-    def first_position(self) -> int:
-        """Lowest position from which memory is complete, -1 when it is empty."""
-        return int(_llama()[0].llama_memory_seq_pos_min(self._memory, _SEQUENCE))
 
 
 class _Batch:

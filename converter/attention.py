@@ -1,0 +1,74 @@
+"""Sliding windows and causality of a drafter's layers, as the reference computes them."""
+
+from __future__ import annotations
+
+from dflash2.converter.config import Attention
+from dflash2.converter.fields import Fields
+from dflash2.errors import UnsupportedCheckpointError
+
+_SLIDES = {"full_attention": False, "sliding_attention": True}
+# transformers' Qwen3Config: layers from this index on slide when `layer_types` is absent.
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+
+
+def read_attention(config: Fields, drafter: Fields, layers: int) -> tuple[Attention, tuple[str, ...]]:
+    """The attention rule, and a sentence for each decision a user should know of.
+
+    `config` is the top level, `drafter` the dflash_config with the top level behind it.
+    Raises CheckpointError for contradictions, UnsupportedCheckpointError for what a drafter GGUF cannot say.
+    """
+    named = _sliding_layers(config, layers)
+    one_rule = config.flag("is_causal")
+    if one_rule is None:
+        one_rule = drafter.flag("causal")
+    if drafter.flag("use_swa"):
+        return _every_layer_slides(config, drafter, named, one_rule), ()
+    window, notes = _window(config) if any(named) else (None, ())
+    attention = Attention(
+        sliding=named,
+        window=window,
+        causal_full=bool(one_rule),
+        causal_sliding=True if one_rule is None else one_rule,
+    )
+    return attention, notes
+
+
+def _every_layer_slides(config: Fields, drafter: Fields, named: tuple[bool, ...], one_rule: bool | None) -> Attention:
+    """`use_swa` puts a window on every layer; causality still follows the kind that `layer_types` names."""
+    window = drafter.optional_integer("swa_window_size") or config.optional_integer("sliding_window")
+    if window is None:
+        raise drafter.missing("swa_window_size")
+    if one_rule is None and len(set(named)) > 1:
+        raise UnsupportedCheckpointError(
+            f"{config.path}: 'use_swa' with mixed 'layer_types' needs 'is_causal', or layers of one cache would differ."
+        )
+    causal = named[0] if one_rule is None else one_rule
+    return Attention((True,) * len(named), window, causal, causal)
+
+
+def _window(config: Fields) -> tuple[int | None, tuple[str, ...]]:
+    """The window of sliding layers; absent `use_sliding_window` keeps it, false drops it."""
+    wanted = config.flag("use_sliding_window")
+    if wanted is False:
+        return None, ("'use_sliding_window' is false: sliding layers get no window and keep their causality.",)
+    window = config.integer("sliding_window")
+    if wanted is None:
+        return window, (f"'use_sliding_window' is absent: the window of {window} tokens is kept.",)
+    return window, ()
+
+
+def _sliding_layers(config: Fields, layers: int) -> tuple[bool, ...]:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.optional_integer("max_window_layers", minimum=0)
+        first = _DEFAULT_MAX_WINDOW_LAYERS if first is None else first
+        slides = bool(config.flag("use_sliding_window")) and config.get("sliding_window") is not None
+        return tuple(slides and layer >= first for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise config.wrong("layer_types", f"is not a list of {layers} names, one per layer")
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in _SLIDES:
+            raise UnsupportedCheckpointError(
+                f"{config.path}: 'layer_types' names {kind!r}; a drafter has full_attention and sliding_attention."
+            )
+    return tuple(_SLIDES[kind] for kind in kinds)

@@ -1,0 +1,71 @@
+"""Drafter checkpoint and target GGUF in, drafter GGUF out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash2.converter.checkpoint import read_tensors
+from dflash2.converter.config import DrafterConfig
+from dflash2.converter.dialects import read_config
+from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_type
+from dflash2.converter.metadata import build_metadata
+from dflash2.converter.plan import plan_tensors
+from dflash2.converter.target import check_pair, read_target
+from dflash2.converter.writer import Progress, check_output, write_gguf
+from dflash2.errors import OutputError
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was written: `n_bytes` is the size of the file, `notes` what a user should know of it."""
+
+    output: Path
+    config: DrafterConfig
+    outtype: OutType
+    n_tensors: int
+    n_parameters: int
+    n_bytes: int
+    notes: tuple[str, ...]
+
+
+def convert(
+    drafter: Path, target: Path, output: Path, *, outtype: OutType = "bf16", progress: Progress | None = None
+) -> Conversion:
+    """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
+
+    Args:
+        drafter: folder with config.json and one or more safetensors files.
+        target: GGUF of the model it drafts for; the tokenizer and the kind of rope are taken from it.
+        output: GGUF file to write; an existing one is replaced, and only by a complete one.
+        outtype: type of the matrices; vectors, norms and convolution bases stay F32.
+        progress: called with (bytes of tensor data written, bytes of tensor data in all).
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete, damaged or contradicts itself.
+        UnsupportedCheckpointError: it asks for something a GGUF drafter cannot express.
+        GGUFError: the target cannot be read or is no whole language model.
+        TargetMismatchError: drafter and target do not belong together.
+        OutputError: the output cannot be written.
+    """
+    drafter, target, output = Path(drafter), Path(target), Path(output)
+    if outtype not in OUT_TYPES:
+        raise OutputError(f"Output type {outtype!r} is not known; choose one of {', '.join(OUT_TYPES)}.")
+    config = read_config(drafter)
+    facts = read_target(target)
+    pair_notes = check_pair(config, facts)
+    stored = read_tensors(drafter)
+    plan = plan_tensors(config, stored)
+    check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
+    encoded = [choose_type(planned, outtype) for planned in plan.tensors]
+    metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
+    write_gguf(output, metadata, encoded, progress)
+    return Conversion(
+        output=output,
+        config=config,
+        outtype=outtype,
+        n_tensors=len(plan.tensors),
+        n_parameters=plan.n_parameters,
+        n_bytes=output.stat().st_size,
+        notes=(*config.notes, *plan.notes, *pair_notes),
+    )

@@ -1,0 +1,131 @@
+"""Typed look-up of config.json values; every refusal names the file, the key and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash2.errors import CheckpointError
+
+JsonObject = Mapping[str, Any]
+# Largest value of the format's u32 that is also a sane count.
+_MAX_INTEGER = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Values of one config file: `scopes` are searched in order; null counts as absent."""
+
+    path: Path
+    scopes: tuple[JsonObject, ...]
+    prefix: str = ""
+
+    def get(self, key: str) -> Any:
+        """The raw value of `key`, None if absent."""
+        for scope in self.scopes:
+            if scope.get(key) is not None:
+                return scope[key]
+        return None
+
+    def wrong(self, key: str, problem: str) -> CheckpointError:
+        """The error for a bad value of `key`."""
+        return CheckpointError(f"{self.path}: {self.prefix + key!r} {problem}.")
+
+    def missing(self, key: str) -> CheckpointError:
+        """The error for an absent `key`."""
+        return self.wrong(key, "is missing; add the value the drafter was trained with")
+
+    def optional_integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int | None:
+        """An integer in a closed range; floats without a fraction are taken."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(key, f"is {_show(value)}, not an integer from {minimum} to {maximum}")
+        return value
+
+    def integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
+        """Like `optional_integer`, required."""
+        value = self.optional_integer(key, minimum, maximum)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_number(self, key: str) -> float | None:
+        """A finite number that fits 32-bit floats."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 3.4e38:
+            raise self.wrong(key, f"is {_show(value)}, not a finite number")
+        return float(value)
+
+    def number(self, key: str) -> float:
+        """Like `optional_number`, required and positive."""
+        value = self.optional_number(key)
+        if value is None:
+            raise self.missing(key)
+        if value <= 0:
+            raise self.wrong(key, f"is {value}, not a positive number")
+        return value
+
+    def flag(self, key: str) -> bool | None:
+        """True, False, or None if absent."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(key, f"is {_show(value)}, not true or false")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A string, None if absent."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, f"is {_show(value)}, not a string")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A required, non-empty list of integers from 0."""
+        value = self.get(key)
+        if value is None:
+            raise self.missing(key)
+        if not isinstance(value, list) or not value or not all(_is_count(item) for item in value):
+            raise self.wrong(key, f"is {_show(value)}, not a list of integers from 0")
+        return tuple(value)
+
+    def section(self, key: str) -> JsonObject:
+        """A JSON object, empty if absent."""
+        value = self.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"is {_show(value)}, not a JSON object")
+        return value
+
+
+def load_json_object(path: Path) -> JsonObject:
+    """The JSON object in `path`; raises CheckpointError if it is missing, not JSON, or not an object."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} has no {path.name}; give the folder of a drafter checkpoint.") from error
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object; download it again.")
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INTEGER
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

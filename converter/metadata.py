@@ -1,0 +1,159 @@
+"""Metadata of a drafter GGUF: what the file says besides its tensors, with exact GGUF types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+from gguf.constants import GGML_QUANT_VERSION, GGUFValueType, LlamaFileType
+
+from dflash2.constants import DRAFTER_ARCHITECTURE
+from dflash2.converter.config import DrafterConfig, RopeScaling
+from dflash2.converter.target import Target
+from dflash2.errors import CheckpointError
+from dflash2.gguf_info import MetadataValue, ValueType
+
+_TOKENIZER = "tokenizer."
+_MASK_TOKEN = "tokenizer.ggml.mask_token_id"
+
+_U32 = ValueType(GGUFValueType.UINT32)
+_F32 = ValueType(GGUFValueType.FLOAT32)
+_BOOL = ValueType(GGUFValueType.BOOL)
+_STRING = ValueType(GGUFValueType.STRING)
+_STRINGS = ValueType(GGUFValueType.ARRAY, GGUFValueType.STRING)
+_INTEGERS = ValueType(GGUFValueType.ARRAY, GGUFValueType.INT32)
+_BOOLS = ValueType(GGUFValueType.ARRAY, GGUFValueType.BOOL)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metadata key."""
+
+    key: str
+    value: MetadataValue
+    type: ValueType
+
+
+def build_metadata(
+    config: DrafterConfig, target: Target, folder: Path, file_type: LlamaFileType, n_parameters: int
+) -> tuple[Entry, ...]:
+    """All keys of the file: origin, drafter, tokenizer of the target."""
+    return (
+        *_general(config, folder, n_parameters),
+        Entry("general.file_type", int(file_type), _U32),
+        Entry("general.quantization_version", GGML_QUANT_VERSION, _U32),
+        *(Entry(f"{DRAFTER_ARCHITECTURE}.{entry.key}", entry.value, entry.type) for entry in _drafter(config, target)),
+        *_tokenizer(config, target),
+    )
+
+
+def _general(config: DrafterConfig, folder: Path, n_parameters: int) -> Iterator[Entry]:
+    """Name, size label, licence and base models by upstream's own rules (model card, then folder name)."""
+    yield Entry("general.type", "model", _STRING)
+    try:
+        card = gguf.Metadata.load_model_card(folder)
+    except Exception as error:  # whatever the YAML parser of gguf raises
+        raise CheckpointError(f"{folder / 'README.md'} has no readable model card; correct or remove it.") from error
+    path = folder.resolve()
+    found = gguf.Metadata.apply_metadata_heuristic(
+        gguf.Metadata(), _plain(card), {"_name_or_path": config.name_or_path}, path, n_parameters
+    )
+    found.name = found.name or path.name
+    found.size_label = found.size_label or gguf.size_label(n_parameters, 0, 0, 0)
+    scratch = gguf.GGUFWriter(None, DRAFTER_ARCHITECTURE)
+    found.set_gguf_meta_model(scratch)
+    for key, entry in scratch.kv_data[0].items():
+        if key == "general.architecture":
+            continue
+        value = entry.value
+        if isinstance(value, str):
+            yield Entry(key, value, _STRING)
+        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            yield Entry(key, tuple(value), _STRINGS)
+        elif isinstance(value, int):
+            yield Entry(key, value, _U32)
+
+
+def _plain(card: dict[str, object]) -> dict[str, object]:
+    """Only strings and lists of strings of a model card: its YAML may hold anything."""
+    return {
+        key: value
+        for key, value in card.items()
+        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+    }
+
+
+def _drafter(config: DrafterConfig, target: Target) -> Iterator[Entry]:
+    """Keys below `dflash.`; names and types as the pinned llama.cpp reads them."""
+    yield Entry("block_count", config.layers, _U32)
+    yield Entry("context_length", config.context_length, _U32)
+    yield Entry("embedding_length", config.hidden_size, _U32)
+    yield Entry("feed_forward_length", config.feed_forward_size, _U32)
+    yield Entry("attention.head_count", config.heads, _U32)
+    yield Entry("attention.head_count_kv", config.kv_heads, _U32)
+    yield Entry("attention.key_length", config.head_dim, _U32)
+    yield Entry("attention.value_length", config.head_dim, _U32)
+    yield Entry("attention.layer_norm_rms_epsilon", config.rms_epsilon, _F32)
+    yield Entry("block_size", config.block_size, _U32)
+    # The output of layer i is the input of layer i + 1: the only place where a tap is shifted.
+    yield Entry("target_layers", tuple(tap + 1 for tap in config.taps), _INTEGERS)
+    yield from _attention(config)
+    yield from _rope(config, target)
+    if config.convolution and config.selector:
+        yield Entry("conv_kernel_size", config.convolution.taps, _U32)
+        yield Entry("conv_group_size", config.convolution.group, _U32)
+        yield Entry("selector_rank", config.selector.rank, _U32)
+        yield Entry("selector_top_k", config.selector.top_k, _U32)
+    for key, value in (
+        ("logit_scale", config.logit_scale),
+        ("final_logit_softcapping", config.logit_softcap),
+        ("embedding_scale", config.embedding_scale),
+        ("attention.value_scale", config.attention_value_scale),
+    ):
+        if value is not None:
+            yield Entry(key, value, _F32)
+
+
+def _attention(config: DrafterConfig) -> Iterator[Entry]:
+    attention = config.attention
+    yield Entry("attention.causal", attention.causal, _BOOL)
+    window = attention.window
+    if attention.mixed_causality:
+        yield Entry("attention.causal_swa", attention.causal_sliding, _BOOL)
+        # Layers without a window that are causal on their own need their own cache: a window that never ends.
+        window = window or config.context_length
+    if window:
+        yield Entry("attention.sliding_window", window, _U32)
+        yield Entry("attention.sliding_window_pattern", attention.sliding, _BOOLS)
+
+
+def _rope(config: DrafterConfig, target: Target) -> Iterator[Entry]:
+    rope = config.rope
+    yield Entry("rope.freq_base", rope.theta, _F32)
+    if rope.dimensions != config.head_dim:
+        yield Entry("rope.dimension_count", rope.dimensions, _U32)
+    if rope.scaling:
+        yield from _rope_scaling(rope.scaling)
+    if target.uses_mrope:
+        # The draft ropes on time alone: one section takes every pair.
+        yield Entry("rope.dimension_sections", (config.head_dim // 2, 0, 0, 0), _INTEGERS)
+
+
+def _rope_scaling(scaling: RopeScaling) -> Iterator[Entry]:
+    yield Entry("rope.scaling.type", scaling.kind, _STRING)
+    yield Entry("rope.scaling.factor", scaling.factor, _F32)
+    if scaling.original_context is not None:
+        yield Entry("rope.scaling.original_context_length", scaling.original_context, _U32)
+    if scaling.attention_factor != 1.0:
+        yield Entry("rope.scaling.attn_factor", scaling.attention_factor, _F32)
+
+
+def _tokenizer(config: DrafterConfig, target: Target) -> Iterator[Entry]:
+    """Every tokenizer key of the target as it is, except the mask token, which is the drafter's own."""
+    for key, value in target.info.metadata.items():
+        # The GGUF writer has no empty arrays; readers treat them as absent.
+        if key.startswith(_TOKENIZER) and key != _MASK_TOKEN and value != ():
+            yield Entry(key, value, target.info.value_types[key])
+    yield Entry(_MASK_TOKEN, config.mask_token_id, _U32)

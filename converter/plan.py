@@ -1,0 +1,168 @@
+"""Which tensors a drafter has, in the checkpoint and in the GGUF file, with their exact shapes.
+
+One table row is a tensor: Hugging Face name, GGUF name, shape in symbols, outermost dimension first.
+Names and shapes: loader of the pinned llama.cpp (src/models/dflash.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dflash2.converter.config import DrafterConfig
+from dflash2.converter.safetensors_file import StoredTensor
+from dflash2.errors import CheckpointError, UnsupportedCheckpointError
+
+_Row = tuple[str, str, tuple[str, ...]]
+
+_MODEL: tuple[_Row, ...] = (
+    ("fc.weight", "fc.weight", ("hidden", "taps*hidden")),
+    ("hidden_norm.weight", "enc.output_norm.weight", ("hidden",)),
+    ("norm.weight", "output_norm.weight", ("hidden",)),
+)
+_SELECTOR: tuple[_Row, ...] = (
+    ("candidate_selector.predecessor_codebook.weight", "selector_predecessor.weight", ("vocab", "rank")),
+    ("candidate_selector.successor_codebook.weight", "selector_successor.weight", ("vocab", "rank")),
+    ("candidate_selector.hidden_projection.weight", "selector_hidden.weight", ("rank", "hidden")),
+)
+_LAYER: tuple[_Row, ...] = (
+    ("input_layernorm.weight", "attn_norm.weight", ("hidden",)),
+    ("self_attn.q_proj.weight", "attn_q.weight", ("query", "hidden")),
+    ("self_attn.k_proj.weight", "attn_k.weight", ("key", "hidden")),
+    ("self_attn.v_proj.weight", "attn_v.weight", ("key", "hidden")),
+    ("self_attn.o_proj.weight", "attn_output.weight", ("hidden", "query")),
+    ("self_attn.q_norm.weight", "attn_q_norm.weight", ("head",)),
+    ("self_attn.k_norm.weight", "attn_k_norm.weight", ("head",)),
+    ("post_attention_layernorm.weight", "ffn_norm.weight", ("hidden",)),
+    ("mlp.gate_proj.weight", "ffn_gate.weight", ("ffn", "hidden")),
+    ("mlp.up_proj.weight", "ffn_up.weight", ("ffn", "hidden")),
+    ("mlp.down_proj.weight", "ffn_down.weight", ("hidden", "ffn")),
+)
+_CONVOLUTION_LAYER: tuple[_Row, ...] = (
+    ("attention_conv.base_kernel", "attn_conv_base", ("sides", "kernel", "hidden")),
+    ("attention_conv.kernel_projection.weight", "attn_conv_proj.weight", ("kernels", "hidden")),
+    ("mlp_conv.base_kernel", "ffn_conv_base", ("sides", "kernel", "hidden")),
+    ("mlp_conv.kernel_projection.weight", "ffn_conv_proj.weight", ("kernels", "hidden")),
+)
+_EMBEDDING: _Row = ("embed_tokens.weight", "token_embd.weight", ("vocab", "hidden"))
+_HEAD: _Row = ("lm_head.weight", "output.weight", ("vocab", "hidden"))
+# Buffers that exports carry although they follow from the config.
+_COMPUTED_SUFFIX = "rotary_emb.inv_freq"
+_FLOATS = ("BF16", "F16", "F32")
+# Rows of these are pairs of rotated dimensions.
+_ROPED = ("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.weight")
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """One tensor of the output: its GGUF `name`, `shape` outermost first, and where its values come from.
+
+    Either `stored` in the checkpoint or computed `values`. `interleaved_heads` is the head size whose rows must go
+    from neighbouring pairs to half-split pairs, 0 if they stay as they are.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: StoredTensor | None = None
+    values: tuple[float, ...] = ()
+    interleaved_heads: int = 0
+
+    @property
+    def n_elements(self) -> int:
+        """Number of parameters."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """All tensors of the output in file order, and what was left out and why."""
+
+    tensors: tuple[PlannedTensor, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters of the whole drafter."""
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+
+def plan_tensors(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> TensorPlan:
+    """Match the checkpoint against what `config` implies, tensor for tensor.
+
+    Raises CheckpointError for a tensor that is missing, of another shape or unknown to the plan,
+    UnsupportedCheckpointError for one that is not stored as BF16, F16 or F32.
+    """
+    rows, dropped, notes = _rows(config, stored)
+    sizes = _sizes(config)
+    planned = []
+    for source, name, symbols in rows:
+        if source not in stored:
+            raise CheckpointError(f"The checkpoint lacks the tensor {source!r}; download its safetensors files again.")
+        shape = tuple(sizes[symbol] for symbol in symbols)
+        _check_stored(stored[source], shape)
+        interleaved = 0 if config.rope.neox or not name.endswith(_ROPED) else config.head_dim
+        planned.append(PlannedTensor(name, shape, stored[source], interleaved_heads=interleaved))
+    known = {source for source, _, _ in rows} | dropped
+    for source, tensor in stored.items():
+        if source not in known and not source.endswith(_COMPUTED_SUFFIX):
+            raise CheckpointError(
+                f"{tensor.path}: tensor {tensor.name!r} does not belong to a {config.architecture} of {config.layers}"
+                " layers; converting without it would change the drafter."
+            )
+    if config.rope.frequency_factors:
+        factors = config.rope.frequency_factors
+        planned.append(PlannedTensor("rope_freqs.weight", (len(factors),), values=factors))
+    return TensorPlan(tuple(planned), notes)
+
+
+def _rows(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> tuple[list[_Row], set[str], tuple[str, ...]]:
+    embeddings, dropped, notes = _embedding_rows(config, stored)
+    layer_rows = _LAYER + (_CONVOLUTION_LAYER if config.convolution else ())
+    layers = [
+        (f"layers.{layer}.{source}", f"blk.{layer}.{name}", symbols)
+        for layer in range(config.layers)
+        for source, name, symbols in layer_rows
+    ]
+    return [*embeddings, *_MODEL, *(_SELECTOR if config.selector else ()), *layers], dropped, notes
+
+
+def _embedding_rows(
+    config: DrafterConfig, stored: Mapping[str, StoredTensor]
+) -> tuple[list[_Row], set[str], tuple[str, ...]]:
+    """Own embeddings and head both or neither: with one of them the loader would tie or mix it with the target's."""
+    present = [row for row in (_EMBEDDING, _HEAD) if row[0] in stored]
+    if config.own_embeddings and len(present) == 2:
+        return present, set(), ()
+    if config.own_embeddings and present == [_EMBEDDING] and config.tied_embeddings:
+        return present, set(), ()
+    dropped = {row[0] for row in present}
+    note = f"{' and '.join(sorted(dropped))} left out: the drafter uses the target's embeddings and head."
+    return [], dropped, (note,) if dropped else ()
+
+
+def _sizes(config: DrafterConfig) -> dict[str, int]:
+    sizes = {
+        "hidden": config.hidden_size,
+        "taps*hidden": len(config.taps) * config.hidden_size,
+        "query": config.heads * config.head_dim,
+        "key": config.kv_heads * config.head_dim,
+        "head": config.head_dim,
+        "ffn": config.feed_forward_size,
+        "vocab": config.vocab_size,
+    }
+    if config.convolution and config.selector:
+        taps, groups = config.convolution.taps, config.hidden_size // config.convolution.group
+        sizes |= {"sides": 2, "kernel": taps, "kernels": 2 * taps * groups, "rank": config.selector.rank}
+    return sizes
+
+
+def _check_stored(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tensor.dtype not in _FLOATS:
+        raise UnsupportedCheckpointError(
+            f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.dtype}; convert the BF16, F16 or F32 original."
+        )
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
+        )

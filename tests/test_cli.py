@@ -1,0 +1,133 @@
+"""The commands as a user runs them: real processes, their output and exit status."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+
+
+def run(command: str, *arguments: object, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [BIN / command, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=600, **options
+    )
+
+
+def edited_drafter(source: Path, folder: Path, edit) -> Path:
+    """Copy a drafter folder and let `edit` change its config in place."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    edit(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def without(key: str):
+    def edit(config):
+        config.pop(key, None)
+        config["dflash_config"].pop(key, None)
+
+    return edit
+
+
+def unchanged(_config):
+    pass
+
+
+def setting(**values):
+    return lambda config: config.update(values)
+
+
+def test_convert_then_inspect_then_run(pair, tmp_path):
+    output = tmp_path / "drafter.gguf"
+    converted = run("dflash2-convert", pair.drafter, "--target", pair.target, "-o", output)
+    assert converted.returncode == 0, converted.stderr
+    assert str(output) in converted.stdout
+
+    inspected = run("dflash2", "inspect", output)
+    assert inspected.returncode == 0, inspected.stderr
+    for fact in ("DFlash 2 drafter", "1, 3, 5", "0, 2, 4", "window 64 tokens, not causal", "top 16, rank 64"):
+        assert fact in inspected.stdout
+
+    arguments = (pair.target, output, pair.prompts[0], "-n", 48, "-t", 2)
+    drafted = run("dflash2", "run", *arguments)
+    plain = run("dflash2", "run", *arguments, "--depth", 0)
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout.strip()
+    assert drafted.stdout == plain.stdout
+    assert "accepted length" in drafted.stderr
+    assert "48 tokens" in drafted.stderr
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (without("mask_token_id"), "mask_token_id"),
+        (without("block_size"), "block_size"),
+        (without("target_layer_ids"), "target_layer_ids"),
+        (setting(architectures=["LlamaForCausalLM"]), "LlamaForCausalLM"),
+        (setting(hidden_size=320), "hidden"),
+        (lambda config: config["dflash_config"].update(target_layer_ids=[0, 2, 6]), "6"),
+        (setting(vocab_size=2048), "vocab"),
+    ],
+    ids=["no mask", "no block size", "no taps", "architecture", "hidden size", "tap beyond", "vocabulary"],
+)
+def test_bad_config_is_one_sentence_and_leaves_nothing(pair, tmp_path, edit, says):
+    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", edit)
+    assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", says)
+
+
+def test_truncated_safetensors_is_one_sentence_and_leaves_nothing(pair, tmp_path):
+    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", unchanged)
+    weights = drafter / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", "model.safetensors")
+
+
+def test_missing_shard_is_one_sentence_and_leaves_nothing(pair, tmp_path):
+    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", unchanged)
+    (drafter / "model.safetensors").rename(drafter / "model-00001-of-00002.safetensors")
+    index = {
+        "weight_map": {
+            "fc.weight": "model-00001-of-00002.safetensors",
+            "norm.weight": "model-00002-of-00002.safetensors",
+        }
+    }
+    (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", "model-00002-of-00002.safetensors")
+
+
+def test_output_that_cannot_be_written_is_one_sentence(pair, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    output = tmp_path / "file" / "drafter.gguf"
+    result = run("dflash2-convert", pair.drafter, "--target", pair.target, "-o", output)
+    assert_one_sentence(result, str(tmp_path / "file"))
+
+
+def assert_refused(drafter: Path, target: Path, output: Path, says: str) -> None:
+    output.parent.mkdir()
+    assert_one_sentence(run("dflash2-convert", drafter, "--target", target, "-o", output), says)
+    assert list(output.parent.iterdir()) == []
+
+
+def assert_one_sentence(result: subprocess.CompletedProcess, says: str) -> None:
+    assert result.returncode == 1
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert says in lines[0]
+
+
+def test_debug_shows_the_traceback(pair, tmp_path):
+    result = run("dflash2", "--debug", "convert", tmp_path, "--target", pair.target, "-o", tmp_path / "out.gguf")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_drafter_given_as_target_is_one_sentence(drafter_gguf, tmp_path):
+    assert_one_sentence(run("dflash2", "run", drafter_gguf, drafter_gguf, "hello", cwd=tmp_path), str(drafter_gguf))
