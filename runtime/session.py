@@ -46,7 +46,8 @@ class Session:
     ) -> None:
         """Load the drafter next to an open `target`; at most `n_ctx` positions will be used.
 
-        `threads` are the target's (one row, many rows), `attention` is the drafter's. Raises NativeError, or Dflash2Error for a bad depth.
+        `threads` (one row, many rows) and `attention` are the target's. Raises NativeError, or Dflash2Error for a
+        bad depth.
         """
         self.target = target
         self.spec = spec

@@ -13,7 +13,7 @@ dflash = pytest.importorskip("dflash.model")
 
 from reference_pair import Reference  # noqa: E402  (needs torch)
 
-N_PROMPTS = 6
+N_PROMPTS = 4
 N_TOKENS = 100
 LEAST_BLOCKS = 50
 # llama.cpp multiplies a Q8_0 weight with activations rounded to 8 bits, so the features differ by about 1%.
@@ -46,7 +46,8 @@ def drafter(request):
 
 def our_cycles(target, drafter_gguf, prompts, llama_kwargs):
     """Per prompt: all token ids, and the cycles that made them."""
-    llm = DFlashLlama(target, drafter_gguf, n_ctx=512, auto_disable=False, verbose=False, **llama_kwargs)
+    kwargs = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **llama_kwargs}
+    llm = DFlashLlama(target, drafter_gguf, auto_disable=False, **kwargs)
     for text in prompts:
         prompt, cycles = llm.tokenize(text.encode()), []
         llm.reset()
