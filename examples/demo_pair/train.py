@@ -34,7 +34,7 @@ class Recipe:
     target: TransformerShape = TransformerShape()
     target_phases: tuple[Phase, ...] = (Phase(700, 40, 256), Phase(110, 20, 512))
     drafter: DrafterShape = DrafterShape(TransformerShape(layers=2))
-    continuation_rows: int = 8448
+    continuation_rows: int = 6144
     continuation_tokens: int = 256
     # Greedy decoding is what the pair is measured at; the others keep sampled text from being foreign.
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.3, 0.5, 0.7, 1.0)
