@@ -276,24 +276,17 @@ def own_continuations(
     prompt_range: tuple[int, int],
     temperatures: tuple[float, ...],
     seed: int,
-    log: Log,
-    batch: int = 384,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sample what the drafter will be asked to predict: the target's continuations of training text.
 
-    Returns token rows int16 `[rows, row_tokens]` and the prompt length of each row `[rows]`.
+    All prompts of one call are equally long. Returns token rows int16 `[rows, row_tokens]` and the prompt length of
+    each row `[rows]`.
     """
     rng = np.random.default_rng(seed)
+    length = int(rng.integers(prompt_range[0], prompt_range[1] + 1))
+    starts = rng.integers(0, len(tokens) - length, rows)
+    prompts = torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
+    row_temperatures = torch.tensor([temperatures[i % len(temperatures)] for i in range(rows)])
     generator = torch.Generator().manual_seed(seed)
-    all_rows, lengths, begin = [], [], time.perf_counter()
-    while sum(map(len, all_rows)) < rows:
-        length = int(rng.integers(prompt_range[0], prompt_range[1] + 1))
-        starts = rng.integers(0, len(tokens) - length, batch)
-        prompts = torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
-        row_temperatures = torch.tensor([temperatures[i % len(temperatures)] for i in range(batch)])
-        grown = continue_prompts(model, prompts, row_tokens - length, row_temperatures, generator)
-        all_rows.append(grown.numpy().astype(np.int16))
-        lengths.append(np.full(batch, length))
-        done = sum(map(len, all_rows))
-        log(f"continuations {done}/{rows} rows {done * row_tokens / (time.perf_counter() - begin):,.0f} tokens/s")
-    return np.concatenate(all_rows)[:rows], np.concatenate(lengths)[:rows]
+    grown = continue_prompts(model, prompts, row_tokens - length, row_temperatures, generator)
+    return grown.numpy().astype(np.int16), np.full(rows, length)

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +38,8 @@ class Recipe:
     target: TransformerShape = TransformerShape()
     target_phases: tuple[Phase, ...] = (Phase(700, 40, 256), Phase(110, 20, 512))
     drafter: DrafterShape = DrafterShape(TransformerShape(layers=2))
-    continuation_rows: int = 6144
+    continuation_batches: int = 20
+    continuation_batch: int = 384
     continuation_tokens: int = 256
     # Greedy decoding is what the pair is measured at; the others keep sampled text from being foreign.
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.3, 0.5, 0.7, 1.0)
@@ -49,9 +54,12 @@ class Recipe:
     least_distinct: float = 0.6
 
 
+# Folder of the output, and whether it is a DFlash 2 drafter.
+DRAFTERS = {"v2": ("drafter", True), "v1": ("drafter-v1", False)}
 SMOKE = Recipe(
     target_phases=(Phase(2, 4, 64),),
-    continuation_rows=384,
+    continuation_batches=2,
+    continuation_batch=64,
     continuation_tokens=128,
     drafter_steps=2,
     drafter_batch=2,
@@ -78,26 +86,41 @@ def load_or_train_target(work: Path, recipe: Recipe, tokens: np.ndarray) -> Targ
     if not path.exists():
         model = train_target(recipe.target, tokens, recipe.target_phases, recipe.seed, log)
         torch.save(model.state_dict(), path)
+    return load_target(work, recipe)
+
+
+def load_target(work: Path, recipe: Recipe) -> Target:
     model = Target(recipe.target)
-    model.load_state_dict(torch.load(path, weights_only=True))
+    model.load_state_dict(torch.load(work / "target.pt", weights_only=True))
     round_to_q8_0(model)
     return model.eval()
+
+
+def sample_part(work: Path, recipe: Recipe, tokens: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
+    """One batch of continuations, on one thread of a process of its own."""
+    torch.set_num_threads(1)
+    return own_continuations(
+        load_target(work, recipe),
+        tokens,
+        recipe.continuation_batch,
+        recipe.continuation_tokens,
+        recipe.prompt_tokens,
+        recipe.temperatures,
+        recipe.seed + 100 + part,
+    )
 
 
 def load_or_sample_continuations(work: Path, recipe: Recipe, target: Target, tokens: np.ndarray) -> Continuations:
     path = work / "continuations.npz"
     if not path.exists():
-        rows, lengths = own_continuations(
-            target,
-            tokens,
-            recipe.continuation_rows,
-            recipe.continuation_tokens,
-            recipe.prompt_tokens,
-            recipe.temperatures,
-            recipe.seed + 1,
-            log,
-        )
-        np.savez(path, rows=rows, lengths=lengths)
+        # Steps of one token are too short to share among threads.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+            parts = []
+            for part in pool.map(partial(sample_part, work, recipe, tokens), range(recipe.continuation_batches)):
+                parts.append(part)
+                log(f"continuations: batch {len(parts)} of {recipe.continuation_batches}")
+        np.savez(path, rows=np.concatenate([p[0] for p in parts]), lengths=np.concatenate([p[1] for p in parts]))
     stored = np.load(path)
     rows, lengths = stored["rows"], stored["lengths"]
     loops = np.array([distinct_4grams(row[n:].tolist()) < 0.5 for row, n in zip(rows, lengths, strict=True)])
@@ -148,6 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate results")
     parser.add_argument("--output", type=Path, required=True, help="folder of the finished pair")
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=list(DRAFTERS), help="default: both")
     parser.add_argument(
         "--smoke", action="store_true", help="a few steps of everything: checks the script, not the pair"
     )
@@ -169,7 +193,8 @@ def main(argv: list[str] | None = None) -> int:
     shutil.copy(options.work / "prompts.json", options.output)
     data = load_or_sample_continuations(options.work, recipe, target, tokens)
     drafters = {}
-    for name, folder, is_v2 in (("v2", "drafter", True), ("v1", "drafter-v1", False)):
+    for name in options.drafters:
+        folder, is_v2 = DRAFTERS[name]
         shape = replace(recipe.drafter, is_v2=is_v2)
         arguments = (recipe.drafter_steps, recipe.drafter_batch, recipe.anchors, recipe.seed + 3, log)
         drafters[name] = train_drafter(shape, target, data, *arguments)
