@@ -55,7 +55,7 @@ def convert(
     facts = read_target(target)
     pair_notes = check_pair(config, facts)
     stored = read_tensors(drafter)
-    plan = plan_tensors(config, stored)
+    plan = plan_tensors(drafter, config, stored)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)

@@ -81,7 +81,7 @@ def encode(tensor: EncodedTensor) -> Iterator[Bytes]:
         limit = _LIMITS.get(tensor.type)
         if limit is not None and not _within(rows, limit):
             raise CheckpointError(
-                f"Tensor {planned.stored.name!r} has values that {tensor.type.name} cannot hold"
+                f"{planned.stored.path}: tensor {planned.stored.name!r} has values that {tensor.type.name} cannot hold"
                 f" (beyond +-{limit:.0f}); convert with outtype bf16 or f32."
             )
         yield quantize(rows, tensor.type).reshape(-1).view(np.uint8)

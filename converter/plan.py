@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.safetensors_file import StoredTensor
@@ -87,8 +88,8 @@ class TensorPlan:
         return sum(tensor.n_elements for tensor in self.tensors)
 
 
-def plan_tensors(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> TensorPlan:
-    """Match the checkpoint against what `config` implies, tensor for tensor.
+def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> TensorPlan:
+    """Match the checkpoint in `folder` against what `config` implies, tensor for tensor.
 
     Raises CheckpointError for a tensor that is missing, of another shape or unknown to the plan,
     UnsupportedCheckpointError for one that is not stored as BF16, F16 or F32.
@@ -98,7 +99,7 @@ def plan_tensors(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> T
     planned = []
     for source, name, symbols in rows:
         if source not in stored:
-            raise CheckpointError(f"The checkpoint lacks the tensor {source!r}; download its safetensors files again.")
+            raise CheckpointError(f"{folder} lacks the tensor {source!r}; download its safetensors files again.")
         shape = tuple(sizes[symbol] for symbol in symbols)
         _check_stored(stored[source], shape)
         interleaved = 0 if config.rope.neox or not name.endswith(_ROPED) else config.head_dim

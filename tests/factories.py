@@ -52,6 +52,7 @@ def make_target(
         writer.add_rope_dimension_sections([2, 3, 3, 0])
     _add_tokenizer(writer, vocab)
     for key, (value, kind, element) in (metadata or {}).items():
+        writer.kv_data[0].pop(key, None)
         writer.add_key_value(key, value, kind, element)
     if architecture == "qwen3":
         for name, values in _target_tensors(hidden, layers, vocab, np.random.default_rng(seed)):

@@ -103,7 +103,10 @@ def test_f16_refuses_values_out_of_range_and_names_the_tensor(tmp_path, target, 
     tensors = drafter_tensors(config)
     tensors["layers.1.mlp.down_proj.weight"][3, 5] = value
     drafter = write_checkpoint(tmp_path / "drafter", config, tensors)
-    message = r"^Tensor 'layers\.1\.mlp\.down_proj\.weight' has values that F16 cannot hold \(beyond \+-65504\)"
+    message = (
+        r"model\.safetensors: tensor 'layers\.1\.mlp\.down_proj\.weight' has values that F16 cannot hold"
+        r" \(beyond \+-65504\); convert with outtype bf16 or f32\.$"
+    )
     with pytest.raises(CheckpointError, match=message):
         convert(drafter, target, tmp_path / "out.gguf", outtype="f16")
     assert leftovers(tmp_path) == ["target.gguf"]

@@ -344,7 +344,7 @@ def test_weights_cut_in_the_header_are_named(job, size):
 
 def test_missing_tensor_is_named(job):
     rewrite_tensors(job, lambda tensors: tensors.pop("layers.1.mlp.up_proj.weight"))
-    message = "The checkpoint lacks the tensor 'layers.1.mlp.up_proj.weight'; download its safetensors files again."
+    message = "{drafter} lacks the tensor 'layers.1.mlp.up_proj.weight'; download its safetensors files again."
     assert_refused(job, CheckpointError, message)
 
 
@@ -489,7 +489,8 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-CONFIG_KEYS = sorted({*drafter_config(), *drafter_config()["dflash_config"], "rope_parameters", "quantization_config"})
+OPTIONAL_KEYS = {"rope_parameters", "quantization_config", "_name_or_path", "use_swa", "causal", "num_target_layers"}
+CONFIG_KEYS = sorted({*drafter_config(), *drafter_config()["dflash_config"], *OPTIONAL_KEYS})
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ MetadataValue: TypeAlias = "Scalar | tuple[Scalar, ...]"
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
-_MIN_STRING_BYTES = 8  # a string is at least its own u64 length
+_LENGTH_BYTES = 8  # u64 before every string
 _NUMPY_TYPES = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
@@ -192,9 +192,12 @@ class _Cursor:
         """Advance over `n_bytes` and return where they begin."""
         start = self.offset
         if n_bytes > self._end - start:
-            raise GGUFError(f"{self._path} is truncated: its header ends at byte {self._end}; copy it again.")
+            raise self._truncated()
         self.offset = start + n_bytes
         return start
+
+    def _truncated(self) -> GGUFError:
+        return GGUFError(f"{self._path} is truncated: its header ends at byte {self._end}; copy it again.")
 
     def u32(self) -> int:
         return int(struct.unpack_from("<I", self._data, self._claim(4))[0])
@@ -222,9 +225,7 @@ class _Cursor:
 
     def _values(self, kind: GGUFValueType, count: int) -> tuple[Scalar, ...]:
         if kind is GGUFValueType.STRING:
-            if count * _MIN_STRING_BYTES > self._end - self.offset:
-                self._claim(count * _MIN_STRING_BYTES)
-            return tuple(self.string() for _ in range(count))
+            return tuple(self._strings(count))
         if kind is GGUFValueType.ARRAY:
             raise GGUFError(f"{self._path}: arrays of arrays in the metadata are not supported.")
         dtype = np.dtype(_NUMPY_TYPES[kind])
@@ -232,6 +233,17 @@ class _Cursor:
         # The copy lets the mapping close; tolist gives Python numbers.
         values = np.frombuffer(self._data[start : self.offset], dtype, count)
         return tuple(values.tolist())
+
+    def _strings(self, count: int) -> Iterator[str]:
+        """As `string`, written out in one loop: vocabularies have hundreds of thousands."""
+        data, end, length = self._data, self._end, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            start = self.offset + _LENGTH_BYTES
+            stop = start + length(data, self.offset)[0] if start <= end else end + 1
+            if stop > end:
+                raise self._truncated()
+            self.offset = stop
+            yield data[start:stop].decode("utf-8", "surrogateescape")
 
     def tensor_header(self) -> _TensorHeader:
         name = self.string()
