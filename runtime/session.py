@@ -167,6 +167,17 @@ class Session:
         self._pending = (0, 0, 0)
         self.drafter.clear()
 
+    def save(self) -> tuple[bytes, int]:
+        """The drafter's memory and how far it reaches."""
+        self.settle()
+        return self.drafter.save(), self.injected
+
+    def restore(self, drafter_memory: bytes, injected: int, length: int) -> None:
+        """Undo `save`, after the target's memory was restored to `length` positions. Raises NativeError."""
+        self.forget(length)
+        self.drafter.restore(drafter_memory)
+        self.injected = injected
+
     def reusable(self, prefix: int) -> int:
         """How much of a shared `prefix` can stay: all of it, unless it was processed while drafting was off.
 
