@@ -90,6 +90,12 @@ class DFlashLlama(Llama):
                 tensor_split=tuple(self.tensor_split) if self.tensor_split else None,
                 load_mode=self.model_params.load_mode,
             ),
+            # The target's, so that F32 caches without flash attention (exact) can be had for both.
+            attention=native.AttentionOptions(
+                flash_attn_type=self.context_params.flash_attn_type,
+                type_k=self.context_params.type_k,
+                type_v=self.context_params.type_v,
+            ),
             threads=(self.n_threads, self.n_threads_batch),
             depth=depth,
             n_ctx=min(self._n_ctx, len(self.input_ids)),
@@ -188,7 +194,7 @@ class DFlashLlama(Llama):
         else:
             self._session.forget(self.n_tokens)
 
-    def generate(  # noqa: PLR0917 - the base class fixes the order
+    def generate(
         self,
         tokens: Sequence[int],
         top_k: int = 40,

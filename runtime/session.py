@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
-from dflash2.native import Context, ContextOptions, IntArray, Model, Outputs, Placement
+from dflash2.native import AttentionOptions, Context, ContextOptions, IntArray, Model, Outputs, Placement
 from dflash2.runtime.inject import inject
 from dflash2.runtime.pair import DrafterSpec
 from dflash2.runtime.stats import CycleRecord, Recorder, record_of
@@ -38,6 +38,7 @@ class Session:
         spec: DrafterSpec,
         *,
         placement: Placement,
+        attention: AttentionOptions,
         threads: tuple[int, int],
         depth: int,
         n_ctx: int,
@@ -45,7 +46,8 @@ class Session:
     ) -> None:
         """Load the drafter next to an open `target`; at most `n_ctx` positions will be used.
 
-        `threads` are the target's (one row, many rows). Raises NativeError, or Dflash2Error for a bad depth.
+        `threads` (one row, many rows) and `attention` are the target's. Raises NativeError, or Dflash2Error for a
+        bad depth.
         """
         self.target = target
         self.spec = spec
@@ -71,6 +73,9 @@ class Session:
                 n_ubatch=rows,
                 n_threads=threads[0],
                 n_threads_batch=threads[1],
+                flash_attn_type=attention.flash_attn_type,
+                type_k=attention.type_k,
+                type_v=attention.type_v,
             )
             self.drafter = Context.open(self._model, options, other=target, feature_width=spec.feature_width)
             self.drafter.set_causal(spec.causal)

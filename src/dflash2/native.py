@@ -94,6 +94,15 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class AttentionOptions:
+    """How keys and values are kept and read; the fields are llama.cpp's context parameters of the same names."""
+
+    flash_attn_type: int
+    type_k: int
+    type_v: int
+
+
+@dataclass(frozen=True)
 class ContextOptions:
     """Parameters of a context (llama.cpp's names, sizes in tokens); the rest stays at llama.cpp's own defaults."""
 
