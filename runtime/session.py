@@ -110,6 +110,12 @@ class Session:
             raise Dflash2Error(
                 f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}."
             )
+        snapshots = self.target.snapshots
+        if snapshots is not None and depth > snapshots:
+            raise Dflash2Error(
+                f"depth {depth} needs a target that can step back {depth} tokens; this one's recurrent state keeps "
+                f"{snapshots} snapshots. Make the object with this depth, or with depth=0 if llama.cpp keeps none."
+            )
         self._depth = depth
         self._suspended = False
         self._watched = (0, 0)

@@ -233,6 +233,9 @@ class Context:
         self.n_layer: int = module.llama_model_n_layer(model)
         self.n_embd: int = module.llama_model_n_embd(model)
         self.n_vocab: int = module.llama_vocab_n_tokens(module.llama_model_get_vocab(model))
+        # Snapshots a recurrent state keeps: tokens it can step back; None for a memory that steps back freely.
+        recurrent = module.llama_model_is_recurrent(model) or module.llama_model_is_hybrid(model)
+        self.snapshots: int | None = module.llama_n_rs_seq(pointer) if recurrent else None
         self._causal = True
         self._nextn = False
         self._taps: tuple[int, ...] = ()
