@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from dflash2.runtime.accept import Acceptance, Request
 from dflash2.runtime.draft import draft
@@ -13,7 +13,7 @@ from dflash2.runtime.session import Session
 from dflash2.runtime.verify import verify
 
 
-def cycles(session: Session, anchor: int, request: Request) -> Iterator[int]:
+def cycles(session: Session, anchor: int, request: Request) -> Generator[int, None, None]:
     """Yield the tokens that follow `anchor`, chosen but not yet processed, until drafting is switched off.
 
     Between two tokens the target holds exactly `request.position` accepted ones, plus rows that the next

@@ -18,7 +18,8 @@ from dflash2.runtime.stats import CycleRecord, DraftStats
 
 native.library()
 
-from llama_cpp import Llama, LlamaGrammar, LlamaState, LogitsProcessorList, StoppingCriteriaList  # noqa: E402
+from llama_cpp import Llama, LlamaState, LogitsProcessorList, StoppingCriteriaList  # noqa: E402
+from llama_cpp.llama_grammar import LlamaGrammar  # noqa: E402
 
 _REFUSED = {
     "draft_model": "DFlashLlama drafts with its own drafter; leave draft_model out, or use llama_cpp.Llama.",
@@ -30,7 +31,16 @@ _REFUSED = {
 _LAST_ROW = -1
 
 
-class DFlashLlama(Llama):  # type: ignore[misc]
+class DFlashState(LlamaState):
+    """A `LlamaState` with the drafter's memory, which reaches to position `injected`."""
+
+    def __init__(self, *, drafter_memory: bytes, injected: int, **target_state: Any) -> None:
+        super().__init__(**target_state)
+        self.drafter_memory = drafter_memory
+        self.injected = injected
+
+
+class DFlashLlama(Llama):
     """`llama_cpp.Llama` that generates faster with a DFlash drafter, with unchanged output.
 
     Every method of `Llama` works as documented there. Greedy requests (temperature 0) are verified by argmax; any
@@ -159,18 +169,30 @@ class DFlashLlama(Llama):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         own = {"drafter_path": self.drafter_path, "depth": self.depth, "auto_disable": self._session.auto_disable}
-        return {**super().__getstate__(), **own}
+        return {**state, **own}
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """As in `Llama`; counts from the last token kept, not from the last one verified."""
-        surplus = self._session.surplus
-        return int(super().sample(*args, idx=(self.n_tokens - 1 if idx is None else idx) - surplus, **kwargs))
+        kwargs["idx"] = (self.n_tokens - 1 if idx is None else idx) - self._session.surplus
+        return int(super().sample(*args, **kwargs))
+
+    def save_state(self) -> DFlashState:
+        """Copy of both models' memories and the tokens in them."""
+        memory, injected = self._session.save()
+        return DFlashState(drafter_memory=memory, injected=injected, **vars(super().save_state()))
 
     def load_state(self, state: LlamaState) -> None:
-        """Restore the target; the drafter's state is not part of it, so the next request evaluates its prompt."""
+        """Restore what `save_state` returned; with a plain `LlamaState` the next request evaluates its prompt again.
+
+        Raises NativeError if the drafter's part does not fit.
+        """
         super().load_state(state)
-        self._session.forget(self.n_tokens)
+        if isinstance(state, DFlashState):
+            self._session.restore(state.drafter_memory, state.injected, self.n_tokens)
+        else:
+            self._session.forget(self.n_tokens)
 
     def generate(
         self,
@@ -231,7 +253,7 @@ class DFlashLlama(Llama):  # type: ignore[misc]
             self.n_tokens = prefix
             self._requires_eval = True
             return tokens[prefix:]
-        self.reset()
+        self.reset()  # type: ignore[no-untyped-call]
         return tokens
 
     def _continue(
@@ -285,8 +307,10 @@ class _Request:
     def choose(self) -> int:
         if self.greedy:
             return int(self.logits().argmax())
-        return int(self._llama._sampler.sample(self._llama._ctx, self._row))
+        sampler: Any = self._llama._sampler
+        return int(sampler.sample(self._llama._ctx, self._row))
 
     def logits(self) -> native.FloatArray:
         """The row that decides the next token, [vocabulary]."""
-        return self._llama._session.target.logits()[self._row]
+        row: native.FloatArray = self._llama._session.target.logits()[self._row]
+        return row

@@ -16,7 +16,8 @@ def select(rows: FloatArray, top_k: int) -> IntArray:
     Without a selector (K = 0) each row holds logits, and the proposal is their argmax.
     """
     if top_k == 0:
-        return rows.argmax(axis=1).astype(np.int32)
+        best_tokens: IntArray = rows.argmax(axis=1).astype(np.int32)
+        return best_tokens
     n = len(rows)
     scores = rows[:, top_k : top_k + top_k * top_k].reshape(n, top_k, top_k)
     best = scores.argmax(axis=2).tolist()

@@ -110,6 +110,12 @@ class Session:
             raise Dflash2Error(
                 f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}."
             )
+        snapshots = self.target.snapshots
+        if snapshots is not None and depth > snapshots:
+            raise Dflash2Error(
+                f"depth {depth} needs a target that can step back {depth} tokens; this one's recurrent state keeps "
+                f"{snapshots} snapshots. Make the object with this depth, or with depth=0 if llama.cpp keeps none."
+            )
         self._depth = depth
         self._suspended = False
         self._watched = (0, 0)
@@ -171,6 +177,17 @@ class Session:
         self.injected = 0
         self._pending = (0, 0, 0)
         self.drafter.clear()
+
+    def save(self) -> tuple[bytes, int]:
+        """The drafter's memory and how far it reaches."""
+        self.settle()
+        return self.drafter.save(), self.injected
+
+    def restore(self, drafter_memory: bytes, injected: int, length: int) -> None:
+        """Undo `save`, after the target's memory was restored to `length` positions. Raises NativeError."""
+        self.forget(length)
+        self.drafter.restore(drafter_memory)
+        self.injected = injected
 
     def reusable(self, prefix: int) -> int:
         """How much of a shared `prefix` can stay: all of it, unless it was processed while drafting was off.

@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from llama_cpp import Llama, LlamaGrammar, StoppingCriteriaList
+from llama_cpp import Llama, LlamaGrammar, LlamaRAMCache, StoppingCriteriaList
 
 import dflash2.runtime
 from dflash2 import Dflash2Error, DFlashLlama
@@ -240,12 +240,43 @@ def test_low_level_eval_and_sample_after_a_closed_block(plain, drafted, tokens_o
     assert run(drafted) == run(plain)
 
 
-def test_saved_state_restores_the_text(drafted, tokens_of):
-    expected = take(drafted, tokens_of[14], 25)
-    state = drafted.save_state()
-    take(drafted, tokens_of[15], 25)
-    drafted.load_state(state)
-    assert take(drafted, tokens_of[14], 25) == expected
+def proposals(llama, tokens, n=30):
+    """Everything drafted while `n` tokens are generated, cycle by cycle."""
+    records = []
+    llama.on_cycle = records.append
+    take(llama, tokens, n)
+    llama.on_cycle = None
+    return records
+
+
+def test_a_saved_state_restores_text_and_proposals(fresh, tokens_of):
+    llama, other = fresh(), fresh()
+    take(llama, tokens_of[14], 33)
+    state = llama.save_state()
+    more = [*llama.input_ids[: llama.n_tokens].tolist(), 5, 6, 7]
+    expected = proposals(llama, more)
+    take(llama, tokens_of[15], 25)
+    for restored in (llama, other):
+        restored.load_state(state)
+        restored.reset_stats()
+        assert proposals(restored, more) == expected
+        assert restored.stats.prompt_tokens == 3
+
+
+def test_a_plain_state_restores_the_text(plain, fresh, tokens_of):
+    expected = take(plain, tokens_of[14], 25)
+    llama = fresh()
+    llama.load_state(plain.save_state())
+    assert take(llama, tokens_of[14], 25) == expected
+
+
+def test_the_prompt_cache_gives_the_same_text(fresh, prompts):
+    llama = fresh()
+    arguments = {"max_tokens": 20, "temperature": 0.0}
+    expected = [llama(prompt, **arguments)["choices"] for prompt in prompts[:2]]
+    llama.set_cache(LlamaRAMCache())
+    for _ in range(2):
+        assert [llama(prompt, **arguments)["choices"] for prompt in prompts[:2]] == expected
 
 
 def test_stats_add_up(drafted, tokens_of):
@@ -290,26 +321,13 @@ def test_drafting_off_evaluates_nothing_but_the_target(plain, fresh, tokens_of):
 def test_switching_depth_between_requests_keeps_proposals(fresh, tokens_of):
     """A prefix that was evaluated without drafting is injected when drafting comes back."""
 
-    def proposals(llama):
-        records = []
-        llama.on_cycle = records.append
-        take(llama, tokens_of[3], 30)
-        return records
-
     llama = fresh(depth=0)
     take(llama, tokens_of[3], 30)
     llama.depth = 7
-    assert proposals(llama) == proposals(fresh())
+    assert proposals(llama, tokens_of[3]) == proposals(fresh(), tokens_of[3])
 
 
 def test_a_shared_prefix_leaves_the_proposals_as_without_reuse(fresh, tokens_of):
-    def proposals(llama, tokens):
-        records = []
-        llama.on_cycle = records.append
-        take(llama, tokens, 40)
-        llama.on_cycle = None
-        return records
-
     shared = (tokens_of[0] + tokens_of[1])[:40]
     used = fresh()
     take(used, shared + tokens_of[3], 50)

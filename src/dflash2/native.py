@@ -233,6 +233,9 @@ class Context:
         self.n_layer: int = module.llama_model_n_layer(model)
         self.n_embd: int = module.llama_model_n_embd(model)
         self.n_vocab: int = module.llama_vocab_n_tokens(module.llama_model_get_vocab(model))
+        # Snapshots a recurrent state keeps: tokens it can step back; None for a memory that steps back freely.
+        recurrent = module.llama_model_is_recurrent(model) or module.llama_model_is_hybrid(model)
+        self.snapshots: int | None = module.llama_n_rs_seq(pointer) if recurrent else None
         self._causal = True
         self._nextn = False
         self._taps: tuple[int, ...] = ()
@@ -356,12 +359,26 @@ class Context:
             if len(self._views) >= 64:  # addresses change only when llama.cpp moves its output buffer
                 self._views.clear()
             buffer = (ctypes.c_float * (rows * width)).from_address(address)
-            view = self._views[key] = np.frombuffer(buffer, dtype=np.float32).reshape(rows, width)
+            view = self._views[key] = np.ctypeslib.as_array(buffer).reshape(rows, width)
         return view
 
     def truncate(self, length: int) -> bool:
         """Drop positions `length` and later; False if the memory cannot (then nothing was dropped)."""
         return bool(self._seq_rm(self._memory, _SEQUENCE, length, -1))
+
+    def save(self) -> bytes:
+        """Copy of everything in memory, for `restore`."""
+        module, _ = _llama()
+        size = module.llama_state_seq_get_size(self._pointer, _SEQUENCE)
+        buffer = (ctypes.c_uint8 * size)()
+        written = module.llama_state_seq_get_data(self._pointer, buffer, size, _SEQUENCE)
+        return bytes(memoryview(buffer)[:written])
+
+    def restore(self, state: bytes) -> None:
+        """Replace memory by what `save` of an equal context returned; raises NativeError if it does not fit."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if _llama()[0].llama_state_seq_set_data(self._pointer, buffer, len(state), _SEQUENCE) == 0:
+            raise NativeError("the saved state does not fit this context; use the same drafter and n_ctx.")
 
     def clear(self) -> None:
         """Drop everything; works for every kind of memory."""
