@@ -1,1 +1,1 @@
-"""Ollama Modelfiles for a target and its drafter."""
+"""Ollama Modelfiles for a target and its drafter; nothing of it exists in this version."""

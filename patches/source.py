@@ -66,10 +66,13 @@ def unpack(sdist: Path, folder: Path) -> Path:
             f"{sdist.name} has SHA-256 {digest.hexdigest()}, but the pinned one is {SDIST_SHA256}; "
             "the package index serves another file."
         )
-    with tarfile.open(sdist) as archive:
-        # Python before 3.10.12 has no filters; source_files is as strict.
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(folder, members=source_files(archive))
+    try:
+        with tarfile.open(sdist) as archive:
+            # Python before 3.10.12 has no filters; source_files is as strict.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(folder, members=source_files(archive))
+    except OSError as error:
+        raise BuildError(f"Cannot unpack {sdist.name} into {folder}: {error}; 176 MB are needed there.") from error
     return folder / SDIST_SOURCE_FOLDER
 
 

@@ -6,7 +6,7 @@ from llama_server import LlamaServer
 from dflash2 import DFlashLlama
 from dflash2.patches import build
 
-N_PROMPTS = 3
+N_PROMPTS = 20
 N_TOKENS = 200
 BLOCK = 8
 # Everything that decides the numbers, the same on both sides; Llama's defaults differ from llama-server's.

@@ -14,7 +14,7 @@ def cache_folder(name: str) -> Path:
     """Folder `name` of the cache, made if it is not there.
 
     The cache is `$DFLASH2_CACHE`, else the platform's cache folder for llama-dflash2 (`~/.cache/llama-dflash2` on
-    Linux). Raises OutputError if the folder cannot be made.
+    Linux). Raises OutputError if the folder cannot be made or written to.
     """
     root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("llama-dflash2", appauthor=False)
     folder = Path(root).expanduser().absolute() / name
@@ -24,4 +24,6 @@ def cache_folder(name: str) -> Path:
         raise OutputError(
             f"Cannot make the cache folder {folder}: {error.strerror}; set {CACHE_VARIABLE} to a writable folder."
         ) from error
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"The cache folder {folder} is not writable; set {CACHE_VARIABLE} to one that is.")
     return folder
