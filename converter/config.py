@@ -27,7 +27,8 @@ class Attention:
     """Per-layer attention rule; `sliding[i]` says whether layer i is a sliding layer.
 
     `window` (tokens) holds for sliding layers; `causal_full` and `causal_sliding` say whether the rows of a block
-    see later rows of it. Rule: facts of the reference, `is_causal` for all, else sliding layers causal, full not.
+    are blind to later rows of it. Reference: `is_causal` holds for all layers; without it sliding layers are
+    causal and full layers are not.
     """
 
     sliding: tuple[bool, ...]
