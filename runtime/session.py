@@ -87,7 +87,8 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Free the drafter; the target stays with whoever opened it."""
+        """Free the drafter; the target stays with whoever opened it, but is not used any more."""
+        self.target.close()
         if hasattr(self, "drafter"):
             self.drafter.close()
         self._model.close()

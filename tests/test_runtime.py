@@ -10,7 +10,7 @@ from llama_cpp import Llama, LlamaGrammar, LlamaRAMCache, StoppingCriteriaList
 
 import dflash2.runtime
 from dflash2 import Dflash2Error, DFlashLlama
-from dflash2.errors import ContextLimitError
+from dflash2.errors import ContextLimitError, NativeError
 
 # One thread and flash attention: llama.cpp's CPU backend then computes one row and many rows bit for bit alike.
 EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
@@ -374,6 +374,18 @@ def test_a_pickled_object_generates_the_same(fresh, tokens_of):
     assert copy.depth == 5
     assert take(copy, tokens_of[0], 20) == take(llama, tokens_of[0], 20)
     copy.close()
+
+
+def test_a_closed_object_raises(fresh, tokens_of):
+    llama = fresh()
+    take(llama, tokens_of[0], 10)
+    generator = llama.generate(tokens_of[0], **GREEDY)
+    next(generator)
+    llama.close()
+    llama.close()
+    for attempt in (lambda: next(generator), lambda: take(llama, tokens_of[0], 1), lambda: setattr(llama, "depth", 3)):
+        with pytest.raises(NativeError, match="closed"):
+            attempt()
 
 
 @pytest.mark.parametrize("depth", [-1, 8])

@@ -264,10 +264,11 @@ class Context:
         return context
 
     def close(self) -> None:
-        """Free the context if this object made it."""
+        """Free the context if this object made it; later calls raise NativeError."""
         if self._owned and self._pointer:
             _llama()[0].llama_free(self._pointer)
         self._pointer = None
+        self._decode = self._seq_rm = self._get_logits = _closed
         self._views.clear()
 
     def set_causal(self, causal: bool) -> None:
@@ -282,6 +283,8 @@ class Context:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers at every decode; raises NativeError for a layer the model lacks."""
+        if self._pointer is None:
+            _closed()
         for layer in (*self._taps, *layers):
             if not 0 <= layer <= self.n_layer:
                 raise NativeError(f"layer {layer} cannot be tapped: the target has {self.n_layer} layers.")
@@ -383,6 +386,10 @@ class Context:
     def clear(self) -> None:
         """Drop everything; works for every kind of memory."""
         _llama()[0].llama_memory_clear(self._memory, True)
+
+
+def _closed(*_: object) -> Any:
+    raise NativeError("this model is closed; make a new object.")
 
 
 class _Batch:
