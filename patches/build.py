@@ -69,7 +69,7 @@ def build(*, stock: bool, jobs: int | None = None, progress: Progress | None = N
             return finished
         tree = source()
         folder.mkdir(exist_ok=True)
-        with (folder / "build.log").open("w") as log:
+        with (folder / "build.log").open("w", buffering=1) as log:
             _run(_configure_command(toolchain, tree, folder), log)
             _run(_compile_command(toolchain, folder, jobs), log, progress)
         _write_manifest(folder, identity)
