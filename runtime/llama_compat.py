@@ -104,6 +104,16 @@ class DFlashLlama(Llama):
         self._stack.callback(self._session.close)  # last in, first out: the drafter goes before the target
 
     @property
+    def model_params(self) -> Any:
+        """Parameters of the target's model, completed while `Llama.__init__` makes them."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        params.use_extra_bufts = native.repacking_is_safe()
+        self._model_params = params
+
+    @property
     def context_params(self) -> Any:
         """Parameters of the target's context, completed while `Llama.__init__` makes them."""
         return self._context_params

@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.constants import DRAFTER_ARCHITECTURE
+from dflash2.constants import DRAFTER_ARCHITECTURE, FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
 from dflash2.errors import TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
-
-# Architectures whose graph publishes layer inputs (`t_layer_inp` in src/models/*.cpp of the pinned llama.cpp, with
-# the classes that reuse such a graph). Any other one aborts the process when a layer is tapped.
-TAPPABLE_ARCHITECTURES = frozenset(
-    {
-        *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"),
-        *("mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe"),
-        *("qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp"),
-    }
-)
-# Of those, the ones that also publish what goes into the final norm.
-_TAPPABLE_AT_THE_END = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ def _check_sizes(target: GGUFInfo, drafter: GGUFInfo, spec: DrafterSpec) -> None
         )
     layers = _required(target, target.own("block_count"), least=1)
     layers -= target.integer(target.own("nextn_predict_layers")) or 0
-    last = layers if target.architecture in _TAPPABLE_AT_THE_END else layers - 1
+    last = layers if target.architecture in FINAL_TAP_ARCHITECTURES else layers - 1
     beyond = [tap for tap in spec.taps if not 0 <= tap <= last]
     if beyond:
         raise TargetMismatchError(

@@ -183,6 +183,15 @@ def silence() -> None:
     import_module("llama_cpp._logger").set_verbose(False)
 
 
+@lru_cache(maxsize=1)
+def repacking_is_safe() -> bool:
+    """Whether weights may be kept in the CPU backend's own layouts (llama.cpp's `use_extra_bufts`).
+
+    Not in a library with AMX kernels: built by gcc, they crash on quantised weights (llama.cpp PR 26954).
+    """
+    return b"AMX_INT8 = 1" not in _llama()[0].llama_print_system_info()
+
+
 class Model:
     """A loaded model that this object owns."""
 
@@ -191,6 +200,7 @@ class Model:
         module, _ = _llama()
         module.llama_backend_init()
         params = module.llama_model_default_params()
+        params.use_extra_bufts = repacking_is_safe()
         params.n_gpu_layers = placement.n_gpu_layers
         params.split_mode = placement.split_mode
         params.main_gpu = placement.main_gpu
