@@ -183,7 +183,7 @@ def silence() -> None:
     import_module("llama_cpp._logger").set_verbose(False)
 
 
-@lru_cache(maxsize=1)
+@cache
 def repacking_is_safe() -> bool:
     """Whether weights may be kept in the CPU backend's own layouts (llama.cpp's `use_extra_bufts`).
 
