@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from gguf.constants import GGMLQuantizationType
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -82,6 +83,9 @@ def measure(options: argparse.Namespace, folder: Path, console: Console) -> Iter
                     n_ctx=512,
                     n_threads=options.threads,
                     n_threads_batch=options.threads,
+                    # F16 caches: one row's attention is split among threads, several rows' is not (near-ties).
+                    type_k=GGMLQuantizationType.Q8_0,
+                    type_v=GGMLQuantizationType.Q8_0,
                 ),
             )
 

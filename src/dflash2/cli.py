@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from gguf.constants import GGMLQuantizationType
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -164,7 +165,10 @@ def demo(threads: int | None, n_prompts: int, n_tokens: int) -> None:
     from dflash2 import evidence
 
     pair = demo_pair()
-    options = {"n_ctx": 512, "n_threads": threads or os.cpu_count(), "n_threads_batch": threads or os.cpu_count()}
+    threads = threads or os.cpu_count()
+    # With an F16 cache, llama.cpp's CPU attention splits one row's keys among threads but not several rows': near-ties.
+    cache = GGMLQuantizationType.Q8_0
+    options = {"n_ctx": 512, "n_threads": threads, "n_threads_batch": threads, "type_k": cache, "type_v": cache}
     with tempfile.TemporaryDirectory() as folder:
         drafter = Path(folder) / "drafter.gguf"
         done = converter.convert(pair.drafter, pair.target, drafter)
