@@ -131,3 +131,19 @@ def test_debug_shows_the_traceback(pair, tmp_path):
 
 def test_drafter_given_as_target_is_one_sentence(drafter_gguf, tmp_path):
     assert_one_sentence(run("dflash2", "run", drafter_gguf, drafter_gguf, "hello", cwd=tmp_path), str(drafter_gguf))
+
+
+def test_demo_shows_equal_tokens_and_the_speedup_as_l_over_c():
+    result = run("dflash2", "demo", "--prompts", 2, "--tokens", 48)
+    assert result.returncode == 0, result.stderr
+    rows = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := cells_of(line))}
+    assert rows["token ids equal"][0] == "2 of 2 prompts"
+    for column in (0, 1):
+        length, cost = float(rows["L, accepted length"][column]), float(rows["c(w), cycle / token"][column])
+        speedup = float(rows["speedup, L / c(w)"][column].rstrip("x"))
+        assert length > 1
+        assert speedup == pytest.approx(length / cost, rel=0.02)
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│").split("│")] if line.startswith("│") else []

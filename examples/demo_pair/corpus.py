@@ -101,3 +101,14 @@ def distinct_4grams(tokens: list[int]) -> float:
     """Return the share of distinct 4-grams; a continuation below 0.6 counts as looping."""
     grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return len(set(grams)) / len(grams)
+
+
+def end_of_text_before_loop(tokens: list[int], begin: int, gram: int = 16, kept: int = 32) -> int:
+    """Return where text that starts at `begin` is cut: `kept` tokens into its first repeat of a `gram`-gram."""
+    seen = set()
+    for place in range(begin, len(tokens) - gram + 1):
+        piece = tuple(tokens[place : place + gram])
+        if piece in seen:
+            return min(place + kept, len(tokens))
+        seen.add(piece)
+    return len(tokens)

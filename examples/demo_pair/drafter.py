@@ -1,14 +1,13 @@
 """The demo drafters: DFlash (v1) and DFlash 2, trained on the target's own continuations.
 
 The layer follows the reference package `dflash` 0.1.0: queries from the block alone, keys and values from the injected
-target features and the block. Training runs many anchors of one row at once: every anchor opens a block of its own,
-which sees the injected positions before the anchor (inside the window) and itself.
+target features and the block. Training opens a block at every eighth position of a row at once: each sees the injected
+positions before its anchor (inside the window) and itself, so that keys are shared by shifted slices, not gathered.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,28 +83,17 @@ class DrafterLayer(nn.Module):
         self.is_v2 = shape.is_v2
 
     def forward(
-        self,
-        x: torch.Tensor,
-        features: torch.Tensor,
-        rope: RotaryEmbedding,
-        block_positions: torch.Tensor,
-        visible: torch.Tensor,
+        self, x: torch.Tensor, features: torch.Tensor, rope: RotaryEmbedding, first: int, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Advance blocks `x` `[B, A, K, D]` over `features` `[B, S, D]`; `visible` is `[B, A*K, S + A*K]`."""
-        rows, anchors, block, size = x.shape
+        """Advance blocks `x` `[B, A, K, D]` that begin at position `first` over `features` `[B, S, D]`.
+
+        `visible` `[A, K, window + K]` says which of its window and its block a row sees.
+        """
         y = self.input_layernorm(x)
         if self.is_v2:
             kernels = self.attention_conv.kernels(y)
             y = self.attention_conv.apply_side(y, kernels, 0)
-        flat = y.reshape(rows, anchors * block, size)
-        k_context, v_context = self.self_attn.keys_values(features, rope, torch.arange(features.shape[1]))
-        k_block, v_block = self.self_attn.keys_values(flat, rope, block_positions)
-        y = self.self_attn.attend(
-            self.self_attn.queries(flat, rope, block_positions),
-            torch.cat([k_context, k_block], 2),
-            torch.cat([v_context, v_block], 2),
-            visible,
-        ).view_as(x)
+        y = self.attend_blocks(y, features, rope, first, visible)
         x = x + (self.attention_conv.apply_side(y, kernels, 1) if self.is_v2 else y)
         y = self.post_attention_layernorm(x)
         if self.is_v2:
@@ -113,6 +101,32 @@ class DrafterLayer(nn.Module):
             y = self.mlp_conv.apply_side(y, kernels, 0)
         y = self.mlp(y)
         return x + (self.mlp_conv.apply_side(y, kernels, 1) if self.is_v2 else y)
+
+    def attend_blocks(
+        self, x: torch.Tensor, features: torch.Tensor, rope: RotaryEmbedding, first: int, visible: torch.Tensor
+    ) -> torch.Tensor:
+        rows, count, block, size = x.shape
+        window, head_dim = visible.shape[-1] - block, self.self_attn.shape.head_dim
+        flat = x.reshape(rows, count * block, size)
+        positions = first + torch.arange(count * block)
+        q = self.self_attn.queries(flat, rope, positions)
+        own = self.self_attn.keys_values(flat, rope, positions)
+        # Position `first - window` is the first that any block sees; before position 0 stand zeros, never visible.
+        begin = first - window
+        seen = features[:, max(begin, 0) : begin + window + count * block]
+        context = self.self_attn.keys_values(seen, rope, torch.arange(max(begin, 0), max(begin, 0) + seen.shape[1]))
+        joined = []
+        for mine, theirs in zip(own, context, strict=True):
+            length = window + count * block
+            before = max(-begin, 0)
+            padded = F.pad(theirs, (0, 0, before, length - before - theirs.shape[2]))
+            blocks = padded.reshape(rows, -1, length // block, block, head_dim)
+            slices = [blocks[:, :, i : i + count] for i in range(window // block)]
+            joined.append(torch.cat([*slices, mine.view(rows, -1, count, block, head_dim)], 3))
+        k, v = (t.permute(0, 2, 1, 3, 4).flatten(0, 1) for t in joined)
+        q = q.view(rows, -1, count, block, head_dim).permute(0, 2, 1, 3, 4).flatten(0, 1)
+        visible = visible.expand(rows, -1, -1, -1).flatten(0, 1)
+        return self.self_attn.attend(q, k, v, visible).view_as(x)
 
 
 class CandidateSelector(nn.Module):
@@ -160,48 +174,53 @@ class Drafter(nn.Module):
         self.fc.weight.normal_(std=0.002)
         self.fc.weight[:, -size:] += torch.eye(size)
 
-    def forward(self, taps: torch.Tensor, noise: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Return final-norm states `[B, A, block, D]` of the blocks opened at `anchors` `[B, A]`.
+    def forward(self, taps: torch.Tensor, noise: torch.Tensor, first: int) -> torch.Tensor:
+        """Return final-norm states `[B, A, block, D]` of consecutive blocks, the first opened at position `first`.
 
         `taps` `[B, S, n*D]` are the tapped target layers' outputs, `noise` `[B, A, block, D]` the embedded blocks.
         """
-        rows, count, block, _ = noise.shape
+        count, block, window = noise.shape[1], noise.shape[2], self.shape.window
         features = self.hidden_norm(self.fc(taps))
-        positions = (anchors[:, :, None] + torch.arange(block)).flatten(1)
-        context = torch.arange(features.shape[1])
-        sees_context = (context < anchors.repeat_interleave(block, 1)[..., None]) & (
-            positions[..., None] - context < self.shape.window
-        )
-        own_block = torch.eye(count, dtype=torch.bool).repeat_interleave(block, 0).repeat_interleave(block, 1)
-        visible = torch.cat([sees_context, own_block.expand(rows, -1, -1)], -1)
+        row, key = torch.arange(block)[:, None], torch.arange(window + block)
+        in_window = key > row  # key 0 stands `window` positions before the block
+        exists = first + block * torch.arange(count)[:, None] - window + key >= 0
+        visible = in_window[None] & exists[:, None]
         x = noise
         for layer in self.layers:
-            x = layer(x, features, self.rope, positions, visible)
+            x = layer(x, features, self.rope, first, visible)
         return self.norm(x)
 
 
-def open_blocks(
-    target: Target, tokens: torch.Tensor, anchors: torch.Tensor, block: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the noise embeddings `[B, A, block, D]` and the token ids `[B, A, block]` at `anchors` `[B, A]`."""
-    ids = tokens.gather(1, (anchors[..., None] + torch.arange(block)).flatten(1)).view(*anchors.shape, block)
+def open_blocks(target: Target, tokens: torch.Tensor, first: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut `tokens` `[B, T]` from `first` into blocks: noise embeddings `[B, A, block, D]`, ids `[B, A, block]`."""
+    count = (tokens.shape[1] - first) // block
+    ids = tokens[:, first : first + count * block].reshape(len(tokens), count, block)
     noise_ids = torch.full_like(ids, MASK_ID)
     noise_ids[..., 0] = ids[..., 0]
     return target.embed_tokens(noise_ids).to(ACTIVATIONS), ids
 
 
 def drafter_loss(
-    drafter: Drafter, target: Target, taps: torch.Tensor, noise: torch.Tensor, ids: torch.Tensor, anchors: torch.Tensor
+    drafter: Drafter,
+    target: Target,
+    taps: torch.Tensor,
+    noise: torch.Tensor,
+    ids: torch.Tensor,
+    valid: torch.Tensor,
+    first: int,
 ) -> torch.Tensor:
-    """Cross-entropy of every drafted position, decaying along the block, plus the selector's over its top-K."""
+    """Cross-entropy of every drafted position, decaying along the block, plus the selector's over its top-K.
+
+    `valid` `[B, A]` picks the blocks that count.
+    """
     with torch.autocast("cpu", ACTIVATIONS):
-        hidden = drafter(taps, noise, anchors)[:, :, 1:]
+        hidden = drafter(taps, noise, first)[:, :, 1:]
         logits = target.head(hidden).float()
     labels = ids[..., 1:]
     weights = torch.exp(-torch.arange(labels.shape[-1]) / 4.0)
-    weights = (weights / weights.sum()).expand_as(labels)
+    weights = valid[..., None] * weights / (weights.sum() * valid.sum())
     unary = F.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view_as(labels)
-    loss = (unary * weights).sum(-1).mean()
+    loss = (unary * weights).sum()
     if drafter.shape.is_v2:
         selector = drafter.candidate_selector
         candidates = logits.detach().topk(selector.top_k, -1).indices
@@ -209,63 +228,63 @@ def drafter_loss(
             scores = selector.scores(hidden, logits.gather(-1, candidates), candidates, ids[..., :-1])
         hit = candidates == labels[..., None]
         chosen = scores.log_softmax(-1).masked_fill(~hit, 0.0).sum(-1)
-        loss = loss - (chosen * weights).sum(-1).mean()
+        loss = loss - (chosen * weights).sum()
     return loss
 
 
 @dataclass(frozen=True)
-class Continuations:
-    """Drafter data: token rows int16 `[N, T]`, their prompt lengths `[N]`, tapped states bfloat16 `[N, T, n*D]`."""
+class DrafterData:
+    """Token rows int16 `[N, T]`, the part `[begin, end)` of each that counts `[N, 2]`, tapped states `[N, T, n*D]`."""
 
     rows: np.ndarray
-    prompt_lengths: np.ndarray
+    spans: np.ndarray
     taps: torch.Tensor
 
 
 @torch.inference_mode()
 def tap_target(target: Target, layer_ids: tuple[int, ...], rows: np.ndarray, batch: int = 32) -> torch.Tensor:
-    """Return the outputs of the tapped layers for token `rows` `[N, T]`, once for all drafters: `[N, T, n*D]`."""
-    taps = torch.empty(*rows.shape, len(layer_ids) * target.shape.hidden_size, dtype=ACTIVATIONS)
-    for begin in range(0, len(rows), batch):
-        tokens = torch.from_numpy(rows[begin : begin + batch].astype(np.int64))
+    """Return the outputs of the tapped layers for token `rows` `[N, T]`, once for a whole training: `[N, T, n*D]`."""
+
+    @torch.compile(dynamic=False)
+    def outputs_of(tokens: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", ACTIVATIONS):
             outputs = target(tokens)[1]
-        taps[begin : begin + batch] = torch.cat([outputs[i] for i in layer_ids], -1)
+        return torch.cat([outputs[i] for i in layer_ids], -1)
+
+    taps = torch.empty(*rows.shape, len(layer_ids) * target.shape.hidden_size, dtype=ACTIVATIONS)
+    for begin in range(0, len(rows), batch):
+        index = np.arange(begin, begin + batch) % len(rows)
+        part = outputs_of(torch.from_numpy(rows[index].astype(np.int64)))
+        taps[begin : begin + batch] = part[: len(rows) - begin]
     return taps
 
 
-def training_batches(
-    data: Continuations, batch: int, anchors: int, block: int, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield token rows `[B, T]`, taps `[B, T, n*D]` and random anchors `[B, A]` in continuations, without end."""
-    rng = np.random.default_rng(seed)
-    while True:
-        order = rng.permutation(len(data.rows))
-        for begin in range(0, len(order) - batch + 1, batch):
-            index = order[begin : begin + batch]
-            low = data.prompt_lengths[index][:, None]
-            places = rng.random((batch, anchors)) * (data.rows.shape[1] - block - low) + low
-            tokens = torch.from_numpy(data.rows[index].astype(np.int64))
-            yield tokens, data.taps[torch.from_numpy(index)], torch.from_numpy(places.astype(np.int64))
-
-
 def train_drafter(
-    shape: DrafterShape, target: Target, data: Continuations, steps: int, batch: int, anchors: int, seed: int, log: Log
+    shape: DrafterShape, target: Target, data: DrafterData, steps: int, batch: int, seed: int, log: Log
 ) -> Drafter:
-    """Train a drafter; v1 and v2 see the same rows and anchors in the same order at the same seed."""
+    """Train a drafter; v1 and v2 see the same blocks in the same order at the same seed."""
     torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
     drafter = Drafter(shape)
     drafter.start_from(target)
-    optimizers, scale = make_optimizers(drafter, matrix_lr=3e-3, other_lr=3e-3)
+    optimizers, scale = make_optimizers(drafter, matrix_lr=6e-3, other_lr=3e-3)
     target.requires_grad_(False)
     loss_of = torch.compile(drafter_loss, dynamic=False)
-    batches = training_batches(data, batch, anchors, shape.block_size, seed)
     name, running, begin = "v2" if shape.is_v2 else "v1", 0.0, time.perf_counter()
+    block = shape.block_size
     for step in range(steps):
-        tokens, taps, places = next(batches)
-        noise, ids = open_blocks(target, tokens, places, shape.block_size)
+        index = np.sort(rng.choice(len(data.rows), batch, replace=False))
+        # The rows are shifted, not the blocks: one compiled graph serves every offset.
+        shift = int(rng.integers(block))
+        length = data.rows.shape[1] - block
+        tokens = torch.from_numpy(data.rows[index, shift : shift + length].astype(np.int64))
+        taps = data.taps[torch.from_numpy(index), shift : shift + length]
+        noise, ids = open_blocks(target, tokens, block, block)
+        starts = shift + block * (1 + np.arange(ids.shape[1]))
+        spans = data.spans[index]
+        valid = torch.from_numpy((starts >= spans[:, :1]) & (starts + block <= spans[:, 1:])).float()
         scale(schedule(step, steps))
-        loss = loss_of(drafter, target, taps, noise, ids, places)
+        loss = loss_of(drafter, target, taps, noise, ids, valid, block)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -278,30 +297,26 @@ def train_drafter(
 
 
 @torch.inference_mode()
-def accepted_lengths(
-    drafter: Drafter, target: Target, tokens: torch.Tensor, prompt_length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Replay greedy speculative decoding over known greedy rows `tokens` `[B, T]`: (cycles `[B]`, emitted `[B]`).
+def accepted_lengths(drafter: Drafter, target: Target, row: torch.Tensor, prompt_length: int) -> tuple[int, int]:
+    """Replay greedy speculative decoding over a known greedy `row` `[T]`: (cycles, tokens they emit).
 
-    A draft is right where it equals the row itself, so every row only needs its own pointer.
+    A draft is right where it equals the row itself.
     """
-    shape, (count, total) = drafter.shape, tokens.shape
+    shape = drafter.shape
     with torch.autocast("cpu", ACTIVATIONS):
-        outputs = target(tokens)[1]
+        outputs = target(row[None])[1]
     taps = torch.cat([outputs[i] for i in shape.target_layer_ids], -1)
-    place = torch.full((count, 1), prompt_length)
-    cycles = torch.zeros(count, dtype=torch.long)
-    while (active := place[:, 0] <= total - shape.block_size).any():
-        clipped = place.clamp(max=total - shape.block_size)
-        noise, ids = open_blocks(target, tokens, clipped, shape.block_size)
+    place, cycles = prompt_length, 0
+    while place + shape.block_size <= len(row):
+        noise, ids = open_blocks(target, row[None, : place + shape.block_size], place, shape.block_size)
         with torch.autocast("cpu", ACTIVATIONS):
-            hidden = drafter(taps, noise, clipped)[:, 0, 1:]
+            hidden = drafter(taps[:, :place], noise, place)[:, 0, 1:]
             logits = target.head(hidden).float()
             draft = draft_path(drafter, hidden, logits, ids[:, 0, 0])
-        right = (draft == ids[:, 0, 1:]).long().cumprod(-1).sum(-1)
-        cycles += active
-        place[:, 0] += torch.where(active, right + 1, 0)
-    return cycles.numpy(), (place[:, 0] - prompt_length).numpy()
+        right = int((draft == ids[:, 0, 1:]).long().cumprod(-1).sum())
+        cycles += 1
+        place += right + 1
+    return cycles, place - prompt_length
 
 
 def draft_path(drafter: Drafter, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

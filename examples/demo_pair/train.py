@@ -22,8 +22,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import SourceFile, cut_prompts, distinct_4grams, encode_files, read_corpus, train_tokenizer
-from drafter import Continuations, Drafter, DrafterShape, accepted_lengths, tap_target, train_drafter
+from corpus import (
+    SourceFile,
+    cut_prompts,
+    distinct_4grams,
+    encode_files,
+    end_of_text_before_loop,
+    read_corpus,
+    train_tokenizer,
+)
+from drafter import Drafter, DrafterData, DrafterShape, accepted_lengths, tap_target, train_drafter
 from export import round_to_q8_0, write_drafter, write_target
 from llama_cpp import Llama
 from target import Phase, Target, TransformerShape, continue_prompts, own_continuations, train_target
@@ -43,11 +51,10 @@ class Recipe:
     continuation_tokens: int = 256
     # Greedy decoding is what the pair is measured at; the others keep sampled text from being foreign.
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.3, 0.5, 0.7, 1.0)
-    # A small model's greedy text often loops, which is soon learnt: one looping row in so many is kept.
-    keep_loops: int = 4
-    drafter_steps: int = 1500
+    # Windows of the corpus itself, which sampling cannot make fast enough.
+    corpus_rows: int = 4096
+    drafter_steps: int = 2200
     drafter_batch: int = 16
-    anchors: int = 32
     prompts: int = 48
     prompt_tokens: tuple[int, int] = (24, 96)
     new_tokens: int = 200
@@ -63,7 +70,7 @@ SMOKE = Recipe(
     continuation_tokens=128,
     drafter_steps=2,
     drafter_batch=2,
-    anchors=4,
+    corpus_rows=8,
     prompts=2,
     new_tokens=24,
     least_distinct=0.0,
@@ -110,7 +117,7 @@ def sample_part(work: Path, recipe: Recipe, tokens: np.ndarray, part: int) -> tu
     )
 
 
-def load_or_sample_continuations(work: Path, recipe: Recipe, target: Target, tokens: np.ndarray) -> Continuations:
+def load_or_sample_continuations(work: Path, recipe: Recipe, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     path = work / "continuations.npz"
     if not path.exists():
         # Steps of one token are too short to share among threads.
@@ -122,11 +129,21 @@ def load_or_sample_continuations(work: Path, recipe: Recipe, target: Target, tok
                 log(f"continuations: batch {len(parts)} of {recipe.continuation_batches}")
         np.savez(path, rows=np.concatenate([p[0] for p in parts]), lengths=np.concatenate([p[1] for p in parts]))
     stored = np.load(path)
-    rows, lengths = stored["rows"], stored["lengths"]
-    loops = np.array([distinct_4grams(row[n:].tolist()) < 0.5 for row, n in zip(rows, lengths, strict=True)])
-    kept = ~loops | (np.cumsum(loops) % recipe.keep_loops == 0)
-    log(f"{len(rows)} continuations, {loops.mean():.0%} of them loop; {kept.sum()} are used")
-    return Continuations(rows[kept], lengths[kept], tap_target(target, recipe.drafter.target_layer_ids, rows[kept]))
+    return stored["rows"], stored["lengths"]
+
+
+def drafter_data(work: Path, recipe: Recipe, target: Target, tokens: np.ndarray) -> DrafterData:
+    """The target's own continuations, each up to where it loops, and windows of the corpus."""
+    rows, lengths = load_or_sample_continuations(work, recipe, tokens)
+    ends = [end_of_text_before_loop(row.tolist(), int(n)) for row, n in zip(rows, lengths, strict=True)]
+    spans = np.stack([lengths, ends], -1)
+    size = recipe.continuation_tokens
+    starts = np.random.default_rng(recipe.seed + 2).integers(0, len(tokens) - size, recipe.corpus_rows)
+    corpus = np.stack([tokens[start : start + size] for start in starts]).astype(np.int16)
+    rows = np.concatenate([rows, corpus])
+    spans = np.concatenate([spans, np.tile([0, size], (len(corpus), 1))])
+    log(f"{len(rows)} rows, {np.diff(spans).sum():,} tokens to draft")
+    return DrafterData(rows, spans, tap_target(target, recipe.drafter.target_layer_ids, rows))
 
 
 def load_or_choose_prompts(
@@ -158,11 +175,11 @@ def measure(
     totals = {name: [0, 0] for name in drafters}
     for prompt in prompts:
         ids = torch.tensor([tokenizer.encode(prompt["prompt"]).ids])
-        row = continue_prompts(target, ids, recipe.new_tokens, torch.zeros(1), torch.Generator())
+        row = continue_prompts(target, ids, recipe.new_tokens, torch.zeros(1), torch.Generator())[0]
         for name, drafter in drafters.items():
             cycles, emitted = accepted_lengths(drafter, target, row, ids.shape[1])
-            totals[name][0] += int(cycles.sum())
-            totals[name][1] += int(emitted.sum())
+            totals[name][0] += cycles
+            totals[name][1] += emitted
     for name, (cycles, emitted) in totals.items():
         log(f"accepted length of {name}: {emitted / cycles:.3f}")
 
@@ -191,13 +208,14 @@ def main(argv: list[str] | None = None) -> int:
     write_target(target, tokenizer, target_path)
     prompts = load_or_choose_prompts(options.work / "prompts.json", recipe, target_path, tokenizer, files)
     shutil.copy(options.work / "prompts.json", options.output)
-    data = load_or_sample_continuations(options.work, recipe, target, tokens)
+    data = drafter_data(options.work, recipe, target, tokens)
     drafters = {}
     for name in options.drafters:
         folder, is_v2 = DRAFTERS[name]
         shape = replace(recipe.drafter, is_v2=is_v2)
-        arguments = (recipe.drafter_steps, recipe.drafter_batch, recipe.anchors, recipe.seed + 3, log)
-        drafters[name] = train_drafter(shape, target, data, *arguments)
+        drafters[name] = train_drafter(
+            shape, target, data, recipe.drafter_steps, recipe.drafter_batch, recipe.seed + 3, log
+        )
         write_drafter(drafters[name], recipe.target, options.output / folder)
     measure(recipe, target, drafters, tokenizer, prompts)
     return 0
