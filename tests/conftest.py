@@ -6,45 +6,51 @@ import pytest
 
 from dflash2.converter import convert
 from dflash2.demo import DemoPair, demo_pair
+from dflash2.gguf_info import read_gguf_info
 from dflash2.patches import source
 
 
 @pytest.fixture(scope="session")
-def pair() -> DemoPair:
+def demo() -> DemoPair:
     return demo_pair()
 
 
 @pytest.fixture(scope="session")
-def target_path(pair) -> Path:
-    return pair.target
+def target_path(demo) -> Path:
+    return demo.target
 
 
 @pytest.fixture(scope="session")
-def drafter_dir(pair) -> Path:
-    return pair.drafter
+def n_vocab(target_path) -> int:
+    return len(read_gguf_info(target_path).metadata["tokenizer.ggml.tokens"])
 
 
 @pytest.fixture(scope="session")
-def drafter_v1_dir(pair) -> Path:
-    return pair.drafter_v1
+def drafter_dir(demo) -> Path:
+    return demo.drafter
 
 
 @pytest.fixture(scope="session")
-def prompts(pair) -> list[str]:
-    return list(pair.prompts)
+def drafter_v1_dir(demo) -> Path:
+    return demo.drafter_v1
 
 
 @pytest.fixture(scope="session")
-def drafter_gguf(pair, tmp_path_factory) -> Path:
+def prompts(demo) -> list[str]:
+    return list(demo.prompts)
+
+
+@pytest.fixture(scope="session")
+def drafter_gguf(demo, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("drafter") / "drafter-f32.gguf"
-    convert(pair.drafter, pair.target, output, outtype="f32")
+    convert(demo.drafter, demo.target, output, outtype="f32")
     return output
 
 
 @pytest.fixture(scope="session")
-def drafter_v1_gguf(pair, tmp_path_factory) -> Path:
+def drafter_v1_gguf(demo, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("drafter-v1") / "drafter-v1-f32.gguf"
-    convert(pair.drafter_v1, pair.target, output, outtype="f32")
+    convert(demo.drafter_v1, demo.target, output, outtype="f32")
     return output
 
 

@@ -42,9 +42,9 @@ def setting(**values):
     return lambda config: config.update(values)
 
 
-def test_convert_then_inspect_then_run(pair, tmp_path):
+def test_convert_then_inspect_then_run(demo, tmp_path):
     output = tmp_path / "drafter.gguf"
-    converted = run("dflash2-convert", pair.drafter, "--target", pair.target, "-o", output)
+    converted = run("dflash2-convert", demo.drafter, "--target", demo.target, "-o", output)
     assert converted.returncode == 0, converted.stderr
     assert str(output) in converted.stdout
 
@@ -53,7 +53,7 @@ def test_convert_then_inspect_then_run(pair, tmp_path):
     for fact in ("DFlash 2 drafter", "1, 3, 5", "0, 2, 4", "window 64 tokens, not causal", "top 16, rank 64"):
         assert fact in inspected.stdout
 
-    arguments = (pair.target, output, pair.prompts[0], "-n", 48, "-t", 2)
+    arguments = (demo.target, output, demo.prompts[0], "-n", 48, "-t", 2)
     drafted = run("dflash2", "run", *arguments)
     plain = run("dflash2", "run", *arguments, "--depth", 0)
     assert drafted.returncode == 0, drafted.stderr
@@ -76,20 +76,20 @@ def test_convert_then_inspect_then_run(pair, tmp_path):
     ],
     ids=["no mask", "no block size", "no taps", "architecture", "hidden size", "tap beyond", "vocabulary"],
 )
-def test_bad_config_is_one_sentence_and_leaves_nothing(pair, tmp_path, edit, says):
-    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", edit)
-    assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", says)
+def test_bad_config_is_one_sentence_and_leaves_nothing(demo, tmp_path, edit, says):
+    drafter = edited_drafter(demo.drafter, tmp_path / "drafter", edit)
+    assert_refused(drafter, demo.target, tmp_path / "out" / "drafter.gguf", says)
 
 
-def test_truncated_safetensors_is_one_sentence_and_leaves_nothing(pair, tmp_path):
-    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", unchanged)
+def test_truncated_safetensors_is_one_sentence_and_leaves_nothing(demo, tmp_path):
+    drafter = edited_drafter(demo.drafter, tmp_path / "drafter", unchanged)
     weights = drafter / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", "model.safetensors")
+    assert_refused(drafter, demo.target, tmp_path / "out" / "drafter.gguf", "model.safetensors")
 
 
-def test_missing_shard_is_one_sentence_and_leaves_nothing(pair, tmp_path):
-    drafter = edited_drafter(pair.drafter, tmp_path / "drafter", unchanged)
+def test_missing_shard_is_one_sentence_and_leaves_nothing(demo, tmp_path):
+    drafter = edited_drafter(demo.drafter, tmp_path / "drafter", unchanged)
     (drafter / "model.safetensors").rename(drafter / "model-00001-of-00002.safetensors")
     index = {
         "weight_map": {
@@ -98,13 +98,13 @@ def test_missing_shard_is_one_sentence_and_leaves_nothing(pair, tmp_path):
         }
     }
     (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_refused(drafter, pair.target, tmp_path / "out" / "drafter.gguf", "model-00002-of-00002.safetensors")
+    assert_refused(drafter, demo.target, tmp_path / "out" / "drafter.gguf", "model-00002-of-00002.safetensors")
 
 
-def test_output_that_cannot_be_written_is_one_sentence(pair, tmp_path):
+def test_output_that_cannot_be_written_is_one_sentence(demo, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     output = tmp_path / "file" / "drafter.gguf"
-    result = run("dflash2-convert", pair.drafter, "--target", pair.target, "-o", output)
+    result = run("dflash2-convert", demo.drafter, "--target", demo.target, "-o", output)
     assert_one_sentence(result, str(tmp_path / "file"))
 
 
@@ -123,8 +123,8 @@ def assert_one_sentence(result: subprocess.CompletedProcess, says: str) -> None:
     assert says in lines[0]
 
 
-def test_debug_shows_the_traceback(pair, tmp_path):
-    result = run("dflash2", "--debug", "convert", tmp_path, "--target", pair.target, "-o", tmp_path / "out.gguf")
+def test_debug_shows_the_traceback(demo, tmp_path):
+    result = run("dflash2", "--debug", "convert", tmp_path, "--target", demo.target, "-o", tmp_path / "out.gguf")
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 

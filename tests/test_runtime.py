@@ -139,7 +139,7 @@ def test_the_context_limit_inside_a_block(target_path, fresh, tokens_of):
 def test_a_prompt_that_does_not_fit_is_refused(fresh, tokens_of):
     llama = fresh(n_ctx=256)
     with pytest.raises(ContextLimitError, match="n_ctx"):
-        next(llama.generate(tokens_of[1] * 10, **GREEDY))
+        next(llama.generate(tokens_of[1] * 12, **GREEDY))
     assert len(take(llama, tokens_of[1], 5)) == 5
 
 

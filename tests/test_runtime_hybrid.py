@@ -9,11 +9,11 @@ from dflash2 import Dflash2Error, DFlashLlama
 from dflash2.gguf_info import read_gguf_info
 
 EXACT = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
-HIDDEN, HEADS, LAYERS, FFN, VOCABULARY = 288, 6, 6, 256, 1024
+HIDDEN, HEADS, LAYERS, FFN = 288, 6, 6, 256
 
 
 @pytest.fixture(scope="module")
-def hybrid(target_path, tmp_path_factory):
+def hybrid(target_path, n_vocab, tmp_path_factory):
     """A random LFM2 (short convolutions, attention in every third layer) with the demo target's vocabulary."""
     path = tmp_path_factory.mktemp("hybrid") / "lfm2.gguf"
     attention = [il % 3 == 2 for il in range(LAYERS)]
@@ -26,7 +26,7 @@ def hybrid(target_path, tmp_path_factory):
     writer.add_head_count_kv([2 if attends else 0 for attends in attention])
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCABULARY)
+    writer.add_vocab_size(n_vocab)
     writer.add_uint32("lfm2.shortconv.l_cache", 3)
     info = read_gguf_info(target_path)
     for key, value in info.metadata.items():
@@ -45,7 +45,7 @@ def hybrid(target_path, tmp_path_factory):
         else:
             writer.add_tensor(name, values)
 
-    add("token_embd.weight", VOCABULARY, HIDDEN)
+    add("token_embd.weight", n_vocab, HIDDEN)
     add("token_embd_norm.weight", HIDDEN)
     for il, attends in enumerate(attention):
         for norm in ("attn_norm", "ffn_norm"):

@@ -163,12 +163,12 @@ def test_injecting_in_small_chunks_gives_the_same_lattice(pair):
     assert not np.array_equal(proposals(pair, tokens, None), whole)
 
 
-def test_a_lattice_holds_distinct_candidates_and_one_anchor_row(pair):
+def test_a_lattice_holds_distinct_candidates_and_one_anchor_row(pair, n_vocab):
     lattice = proposals(pair, np.arange(30, 50, dtype=np.int32), 64)
     ids = lattice[:, :16].astype(int)
     assert all(len(set(row)) == 16 for row in ids.tolist())
     assert ids.min() >= 0
-    assert ids.max() < 1024
+    assert ids.max() < n_vocab
     first = lattice[0, 16 : 16 + 256].reshape(16, 16)
     np.testing.assert_array_equal(first, np.broadcast_to(first[0], (16, 16)))
     assert not lattice[:, 16 + 256 :].any()
