@@ -47,6 +47,8 @@ class DFlashLlama(Llama):
     other request walks llama.cpp's own sampler once per token, so a seed gives the same text as without drafting.
     """
 
+    n_tokens: int
+
     def __init__(
         self,
         model_path: str | Path,
@@ -179,7 +181,7 @@ class DFlashLlama(Llama):
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state: dict[str, Any] = super().__getstate__()
         own = {"drafter_path": self.drafter_path, "depth": self.depth, "auto_disable": self._session.auto_disable}
         return {**state, **own}
 
@@ -263,7 +265,7 @@ class DFlashLlama(Llama):
             self.n_tokens = prefix
             self._requires_eval = True
             return tokens[prefix:]
-        self.reset()  # type: ignore[no-untyped-call]
+        self.reset()
         return tokens
 
     def _continue(
