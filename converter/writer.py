@@ -21,12 +21,16 @@ Progress = Callable[[int, int], None]
 
 
 def check_output(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise OutputError if `output` is a folder, has no folder to go to, or would replace one of `inputs`."""
+    """Raise OutputError if `output` is a folder or device, has no folder to go to, or would replace an input."""
     if output.is_dir():
         raise OutputError(f"{output} is a folder; give the path of the GGUF file to write.")
     if not output.parent.is_dir():
         raise OutputError(f"Cannot write {output}: the folder {output.parent} does not exist; create it.")
     if output.exists():
+        if not output.is_file():
+            raise OutputError(
+                f"Cannot write {output}: it is a device or pipe, not a file; give the path of a GGUF file."
+            )
         for path in inputs:
             if path.exists() and output.samefile(path):
                 raise OutputError(f"Cannot write {output}: it is an input of this conversion; give another path.")

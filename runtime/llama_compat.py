@@ -63,7 +63,8 @@ class DFlashLlama(Llama):
         Args:
             model_path: the target.
             drafter_path: the drafter, converted for this target.
-            depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1 (the default).
+            depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1; by default as many as `n_batch`
+                allows.
             auto_disable: switch drafting off, with a warning, when next to no draft token is accepted.
             llama_kwargs: keyword arguments of `llama_cpp.Llama`. One default differs: `flash_attn=True`. Without
                 flash attention llama.cpp's CPU backend computes several rows with another kernel than one row, so
@@ -76,10 +77,13 @@ class DFlashLlama(Llama):
                 raise Dflash2Error(f"{name} cannot be combined with a drafter. {reason}")
         spec = read_pair(Path(model_path), Path(drafter_path))
         native.require_symbols()
-        depth = spec.block_size - 1 if depth is None else depth
-        self._n_rs_seq = max(depth, 0)
+        self._n_rs_seq = spec.block_size - 1 if depth is None else max(depth, 0)
         llama_kwargs.setdefault("flash_attn", True)
         super().__init__(model_path=str(model_path), **llama_kwargs)
+        if len(self.input_ids) < self._n_ctx:  # llama.cpp rounds the context up; one figure is the limit everywhere
+            self.input_ids = np.resize(self.input_ids, self._n_ctx)
+            if self._logits_all:
+                self.scores = np.resize(self.scores, (self._n_ctx, self._n_vocab))
         self.drafter_path = str(drafter_path)
         self._session = Session(
             native.Context(self._ctx.ctx),
@@ -99,8 +103,8 @@ class DFlashLlama(Llama):
                 type_v=self.context_params.type_v,
             ),
             threads=(self.n_threads, self.n_threads_batch),
-            depth=depth,
-            n_ctx=min(self._n_ctx, len(self.input_ids)),
+            depth=min(spec.block_size, self.n_batch) - 1 if depth is None else depth,
+            n_ctx=self._n_ctx,
             auto_disable=auto_disable,
         )
         self._stack.callback(self._session.close)  # last in, first out: the drafter goes before the target

@@ -105,11 +105,14 @@ class Session:
 
     @depth.setter
     def depth(self, depth: int) -> None:
-        if not 0 <= depth < self.spec.block_size:
-            raise Dflash2Error(f"depth must lie in 0..{self.spec.block_size - 1} for this drafter, got {depth}.")
+        if type(depth) is not int or not 0 <= depth < self.spec.block_size:
+            raise Dflash2Error(
+                f"depth must be a whole number in 0..{self.spec.block_size - 1} for this drafter, got {depth!r}."
+            )
         if depth >= self.target.n_batch:
             raise Dflash2Error(
-                f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}."
+                f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}; "
+                "raise n_batch or lower depth."
             )
         snapshots = self.target.snapshots
         if snapshots is not None and depth > snapshots:

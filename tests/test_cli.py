@@ -1,6 +1,7 @@
 """The commands as a user runs them: real processes, their output and exit status."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,37 @@ def test_debug_shows_the_traceback(demo, tmp_path):
 
 def test_drafter_given_as_target_is_one_sentence(drafter_gguf, tmp_path):
     assert_one_sentence(run("dflash2", "run", drafter_gguf, drafter_gguf, "hello", cwd=tmp_path), str(drafter_gguf))
+
+
+def test_output_that_is_a_pipe_is_refused_and_stays_a_pipe(demo, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert_one_sentence(run("dflash2-convert", demo.drafter, "--target", demo.target, "-o", pipe), "pipe")
+    assert pipe.is_fifo()
+
+
+def test_prompt_beyond_the_context_is_one_sentence(demo, drafter_gguf):
+    result = run("dflash2", "run", demo.target, drafter_gguf, "def main():" * 300, "-n", 20, "-c", 128)
+    assert_one_sentence(result, "raise it with -c")
+
+
+def test_terminal_without_the_characters_of_a_path_still_gets_the_result(demo, tmp_path):
+    output = tmp_path / "dräfter.gguf"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = run("dflash2-convert", demo.drafter, "--target", demo.target, "-o", output, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert output.is_file()
+    assert "dr?fter.gguf" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_standard_output_is_one_sentence(demo, drafter_gguf):
+    with Path("/dev/full").open("w") as full:
+        command = [BIN / "dflash2", "run", demo.target, drafter_gguf, "def main():", "-n", "8"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: cannot write the output")
+    assert "Traceback" not in result.stderr
 
 
 def test_demo_shows_equal_tokens_and_the_speedup_as_l_over_c():

@@ -394,9 +394,9 @@ def test_a_depth_outside_the_block_is_refused(fresh, depth):
         fresh(depth=depth)
 
 
-def test_a_batch_smaller_than_a_block_is_refused(fresh):
+def test_a_depth_beyond_the_batch_is_refused(fresh):
     with pytest.raises(Dflash2Error, match="n_batch of at least 8"):
-        fresh(n_batch=4)
+        fresh(n_batch=4, depth=7)
     assert len(take(fresh(n_batch=4, depth=3), [5, 6, 7, 8, 9, 10], 12)) == 12
 
 
@@ -422,3 +422,27 @@ def test_the_cycle_is_six_calls_in_one_short_module():
         assert word in names
     assert path.with_name("accept.py").exists()
     assert "Acceptance" in names
+
+
+def test_a_small_context_ends_where_plain_llama_ends(target_path, drafter_gguf, prompts):
+    small = {**EXACT, "n_ctx": 64, "n_batch": 16}
+    text = prompts[0][:40]
+    plain = Llama(str(target_path), **small)
+    expected = plain(text, max_tokens=-1, temperature=0)
+    plain.close()
+    llama = DFlashLlama(target_path, drafter_gguf, auto_disable=False, **small)
+    assert llama(text, max_tokens=-1, temperature=0)["choices"] == expected["choices"]
+    llama.close()
+
+
+def test_the_default_depth_fits_a_small_batch(target_path, drafter_gguf):
+    llama = DFlashLlama(target_path, drafter_gguf, **{**EXACT, "n_batch": 4})
+    assert llama.depth == 3
+    llama.close()
+
+
+@pytest.mark.parametrize("depth", [2.5, "3", None, True])
+def test_a_depth_that_is_no_number_is_refused(fresh, depth):
+    llama = fresh()
+    with pytest.raises(Dflash2Error, match=r"whole number in 0\.\.7"):
+        llama.depth = depth

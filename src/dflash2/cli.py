@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import os
 import sys
 import tempfile
@@ -21,12 +23,14 @@ from dflash2 import __version__, converter
 from dflash2.converter import OUT_TYPES, OutType
 from dflash2.demo import demo_pair
 from dflash2.errors import Dflash2Error
+from dflash2.gguf_info import read_gguf_info
 
 if TYPE_CHECKING:
     from dflash2.evidence import Bench
     from dflash2.runtime import DraftStats
 
 FILE = click.Path(path_type=Path)
+THREADS = click.IntRange(min=1, max=1024)
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
@@ -34,6 +38,9 @@ errors = Console(stderr=True, highlight=False)
 def _call(command: click.Command) -> None:
     """Run a command; an error of ours is shown as its one sentence and ends with status 1."""
     debug = "--debug" in sys.argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to fail
     try:
         command.main(standalone_mode=False)
     except Dflash2Error as error:
@@ -41,6 +48,14 @@ def _call(command: click.Command) -> None:
             raise
         errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
+    except BrokenPipeError:
+        os._exit(141)  # as a program ended by SIGPIPE: the reader has seen enough
+    except OSError as error:
+        if debug:
+            raise
+        with contextlib.suppress(OSError):
+            errors.print(f"error: cannot write the output: {error.strerror}", style="red", markup=False)
+        os._exit(1)  # the streams cannot be flushed any more
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -49,14 +64,17 @@ def _call(command: click.Command) -> None:
         sys.exit(130)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(context_settings=HELP)
 @click.version_option(__version__, prog_name="dflash2")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """DFlash 2 speculative decoding for llama.cpp, llama-cpp-python and Ollama."""
 
 
-@cli.command()
+@cli.command(context_settings=HELP)
 @click.argument("drafter", type=FILE)
 @click.option("--target", type=FILE, required=True, help="GGUF of the model the drafter belongs to: its tokenizer.")
 @click.option("-o", "--output", type=FILE, required=True, help="GGUF file to write.")
@@ -66,7 +84,7 @@ def cli(debug: bool) -> None:
 def convert(drafter: Path, target: Path, output: Path, outtype: OutType) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("writing", total=None)
         done = converter.convert(
             drafter,
@@ -111,22 +129,28 @@ def inspect(file: Path, tensors: bool) -> None:
 @click.option(
     "-c",
     "--ctx-size",
-    type=click.IntRange(min=0),
-    default=4096,
-    show_default=True,
-    help="Tokens of context; 0: all that the target was trained with.",
+    type=click.IntRange(min=1, max=2**31 - 1),
+    default=None,
+    help="Tokens of context. Default: what the target was trained with, 4096 at most.",
 )
-@click.option("-t", "--threads", type=click.IntRange(min=1), default=None, help="Default: half the cores.")
-@click.option("-ngl", "--gpu-layers", type=int, default=0, show_default=True, help="Layers on the GPU, -1 for all.")
+@click.option("-t", "--threads", type=THREADS, default=None, help="Default: half the cores.")
+@click.option(
+    "-ngl",
+    "--gpu-layers",
+    type=click.IntRange(min=-1, max=10_000),
+    default=0,
+    show_default=True,
+    help="Layers on the GPU, -1 for all.",
+)
 @click.option("--depth", type=click.IntRange(min=0), default=None, help="Draft tokens verified per cycle; 0: none.")
 @click.option("--temp", type=click.FloatRange(min=0), default=0.0, show_default=True)
-@click.option("--seed", type=int, default=None)
+@click.option("--seed", type=click.IntRange(min=0, max=2**32 - 1), default=None)
 def run(
     target: Path,
     drafter: Path,
     prompt: str,
     max_tokens: int,
-    ctx_size: int,
+    ctx_size: int | None,
     threads: int | None,
     gpu_layers: int,
     depth: int | None,
@@ -136,10 +160,19 @@ def run(
     """Continue PROMPT with the GGUF pair TARGET and DRAFTER, streaming, and print what drafting did."""
     from dflash2.runtime import DFlashLlama
 
+    if not prompt:
+        raise click.UsageError("PROMPT is empty; give a text to continue.")
+    if not math.isfinite(temp):
+        raise click.UsageError(f"--temp is {temp}; give a finite number.")
+    trained = read_gguf_info(target)
+    ctx_size = ctx_size or min(4096, trained.integer(trained.own("context_length")) or 4096)
     llm = DFlashLlama(
         target, drafter, depth=depth, n_ctx=ctx_size, n_threads=threads, n_gpu_layers=gpu_layers, verbose=False
     )
     with contextlib.closing(llm):
+        n_prompt = len(llm.tokenize(prompt.encode()))
+        if n_prompt >= llm.n_ctx():
+            raise Dflash2Error(f"the prompt has {n_prompt} tokens, the context {llm.n_ctx()}; raise it with -c.")
         begin = time.perf_counter()
         for chunk in llm.create_completion(prompt, max_tokens=max_tokens, temperature=temp, seed=seed, stream=True):
             click.echo(chunk["choices"][0]["text"], nl=False)
@@ -157,7 +190,7 @@ def _stats_line(stats: DraftStats, seconds: float) -> str:
 
 
 @cli.command()
-@click.option("-t", "--threads", type=click.IntRange(min=1), default=None, help="Default: every core.")
+@click.option("-t", "--threads", type=THREADS, default=None, help="Default: every core.")
 @click.option("--prompts", "n_prompts", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--tokens", "n_tokens", type=click.IntRange(min=16), default=200, show_default=True)
 def demo(threads: int | None, n_prompts: int, n_tokens: int) -> None:
@@ -222,7 +255,7 @@ def _bench_with_progress(
     from dflash2 import evidence
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(f"generating with {what}", total=n_prompts)
         return evidence.bench(
             target,
