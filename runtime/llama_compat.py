@@ -48,6 +48,8 @@ class DFlashLlama(Llama):
     """
 
     n_tokens: int
+    input_ids: native.IntArray
+    scores: native.FloatArray
 
     def __init__(
         self,
@@ -81,9 +83,9 @@ class DFlashLlama(Llama):
         llama_kwargs.setdefault("flash_attn", True)
         super().__init__(model_path=str(model_path), **llama_kwargs)
         if len(self.input_ids) < self._n_ctx:  # llama.cpp rounds the context up; one figure is the limit everywhere
-            self.input_ids = np.resize(self.input_ids, self._n_ctx)
+            self.input_ids = np.zeros(self._n_ctx, np.int32)
             if self._logits_all:
-                self.scores = np.resize(self.scores, (self._n_ctx, self._n_vocab))
+                self.scores = np.zeros((self._n_ctx, self._n_vocab), np.float32)
         self.drafter_path = str(drafter_path)
         self._session = Session(
             native.Context(self._ctx.ctx),
