@@ -3,7 +3,7 @@
 import pytest
 from llama_server import LlamaServer
 
-from dflash2 import DFlashLlama
+from dflash2 import DFlashLlama, native
 from dflash2.patches import build
 
 N_PROMPTS = 20
@@ -24,6 +24,7 @@ def server_arguments(target, drafter):
         *("--batch-size", str(BATCH), "--ubatch-size", str(BATCH), "--flash-attn", "on"),
         *("--threads", str(THREADS), "--threads-batch", str(THREADS), "--cache-ram", "0"),
         *("--spec-type", "draft-dflash", "--spec-draft-model", str(drafter), "--spec-draft-n-max", str(BLOCK - 1)),
+        "--repack" if native.repacking_is_safe() else "--no-repack",
     ]
 
 
