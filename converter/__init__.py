@@ -4,6 +4,7 @@ from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope
 from dflash2.converter.conversion import Conversion, convert
 from dflash2.converter.encoding import OUT_TYPES, OutType
 from dflash2.converter.inspection import DrafterFacts, Inspection, RopeFacts, TypeUse, inspect
+from dflash2.converter.overrides import Overrides
 
 __all__ = [
     "OUT_TYPES",
@@ -14,6 +15,7 @@ __all__ = [
     "DrafterFacts",
     "Inspection",
     "OutType",
+    "Overrides",
     "Rope",
     "RopeFacts",
     "RopeScaling",

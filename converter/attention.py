@@ -11,10 +11,13 @@ _SLIDES = {"full_attention": False, "sliding_attention": True}
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
-def read_attention(config: Fields, drafter: Fields, layers: int) -> tuple[Attention, tuple[str, ...]]:
+def read_attention(
+    config: Fields, drafter: Fields, layers: int, sliding_window: bool | None
+) -> tuple[Attention, tuple[str, ...]]:
     """The attention rule, and a sentence for each decision a user should know of.
 
-    `config` is the top level, `drafter` the dflash_config with the top level behind it.
+    `config` is the top level, `drafter` the dflash_config with the top level behind it; `sliding_window` keeps or
+    drops the window against `use_sliding_window`.
     Raises CheckpointError for contradictions, UnsupportedCheckpointError for what a drafter GGUF cannot say.
     """
     named = _sliding_layers(config, layers)
@@ -23,7 +26,7 @@ def read_attention(config: Fields, drafter: Fields, layers: int) -> tuple[Attent
         one_rule = drafter.flag("causal")
     if drafter.flag("use_swa"):
         return _every_layer_slides(config, drafter, named, one_rule), ()
-    window, notes = _window(config) if any(named) else (None, ())
+    window, notes = _window(config, sliding_window) if any(named) else (None, ())
     attention = Attention(
         sliding=named,
         window=window,
@@ -46,14 +49,16 @@ def _every_layer_slides(config: Fields, drafter: Fields, named: tuple[bool, ...]
     return Attention((True,) * len(named), window, causal, causal)
 
 
-def _window(config: Fields) -> tuple[int | None, tuple[str, ...]]:
-    """The window of sliding layers; absent `use_sliding_window` keeps it, false drops it."""
+def _window(config: Fields, chosen: bool | None) -> tuple[int | None, tuple[str, ...]]:
+    """The window of sliding layers; absent `use_sliding_window` keeps it, false drops it, unless the user chose."""
     wanted = config.flag("use_sliding_window")
-    if wanted is False:
-        return None, ("'use_sliding_window' is false: sliding layers get no window and keep their causality.",)
+    if chosen is False or (chosen is None and wanted is False):
+        reason = "By your choice" if chosen is False else "'use_sliding_window' is false"
+        return None, (f"{reason}: sliding layers get no window and keep their causality.",)
     window = config.integer("sliding_window")
-    if wanted is None:
-        return window, (f"'use_sliding_window' is absent: the window of {window} tokens is kept.",)
+    if chosen or wanted is None:
+        reason = "By your choice" if chosen else "'use_sliding_window' is absent"
+        return window, (f"{reason}: the window of {window} tokens is kept.",)
     return window, ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,10 @@ from dflash2.errors import CheckpointError
 _INDEX = "model.safetensors.index.json"
 _SHARD_NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
-_PREFIX = "model."
-# Exports name these parameters bare or as modules.
-_BARE = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 
 
-def read_tensors(folder: Path) -> Mapping[str, StoredTensor]:
-    """All tensors of the checkpoint by canonical name (no `model.` prefix, codebooks with `.weight`).
+def read_tensors(folder: Path, rename: Callable[[str], str]) -> Mapping[str, StoredTensor]:
+    """All tensors of the checkpoint by the name that `rename` gives them.
 
     Raises CheckpointError for a missing shard, a tensor that appears twice, or files that disagree with the index.
     """
@@ -31,7 +28,7 @@ def read_tensors(folder: Path) -> Mapping[str, StoredTensor]:
         _check_against_index(index, stored)
     tensors: dict[str, StoredTensor] = {}
     for tensor in stored:
-        name = _canonical(tensor.name)
+        name = rename(tensor.name)
         if name in tensors:
             other = tensors[name]
             raise CheckpointError(
@@ -40,11 +37,6 @@ def read_tensors(folder: Path) -> Mapping[str, StoredTensor]:
             )
         tensors[name] = tensor
     return tensors
-
-
-def _canonical(name: str) -> str:
-    name = name.removeprefix(_PREFIX)
-    return f"{name}.weight" if name in _BARE else name
 
 
 def _find_index(folder: Path) -> Path | None:

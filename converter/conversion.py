@@ -10,9 +10,10 @@ from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import read_config
 from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_type
 from dflash2.converter.metadata import build_metadata
+from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.target import check_pair, read_target
-from dflash2.converter.writer import Progress, check_output, write_gguf
+from dflash2.converter.writer import Progress, check_output, replacing, write_gguf
 from dflash2.errors import OutputError
 
 
@@ -30,7 +31,13 @@ class Conversion:
 
 
 def convert(
-    drafter: Path, target: Path, output: Path, *, outtype: OutType = "bf16", progress: Progress | None = None
+    drafter: Path,
+    target: Path,
+    output: Path,
+    *,
+    outtype: OutType = "bf16",
+    overrides: Overrides = NO_OVERRIDES,
+    progress: Progress | None = None,
 ) -> Conversion:
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
 
@@ -39,6 +46,7 @@ def convert(
         target: GGUF of the model it drafts for; the tokenizer and the kind of rope are taken from it.
         output: GGUF file to write; an existing one is replaced, and only by a complete one.
         outtype: type of the matrices; vectors, norms and convolution bases stay F32.
+        overrides: what goes before the checkpoint's own values, or fills in for them.
         progress: called with (bytes of tensor data written, bytes of tensor data in all).
 
     Raises:
@@ -51,15 +59,16 @@ def convert(
     drafter, target, output = Path(drafter), Path(target), Path(output)
     if outtype not in OUT_TYPES:
         raise OutputError(f"Output type {outtype!r} is not known; choose one of {', '.join(OUT_TYPES)}.")
-    config = read_config(drafter)
+    dialect, config = read_config(drafter, overrides)
     facts = read_target(target)
     pair_notes = check_pair(config, facts)
-    stored = read_tensors(drafter)
+    stored = read_tensors(drafter, dialect.rename)
     plan = plan_tensors(drafter, config, stored)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
-    write_gguf(output, metadata, encoded, progress)
+    with replacing(output) as temporary:
+        write_gguf(temporary, metadata, encoded, progress=progress)
     return Conversion(
         output=output,
         config=config,

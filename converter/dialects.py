@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.fields import Fields, load_json_object
-from dflash2.converter.zlab import read_zlab
+from dflash2.converter.overrides import Overrides
+from dflash2.converter.zlab import read_zlab, zlab_name
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
-Reader = Callable[[Fields, str], DrafterConfig]
+Reader = Callable[[Fields, str, Overrides], DrafterConfig]
 
-READERS: dict[str, Reader] = {
-    "DFlashDraftModel": read_zlab,
-    "DFlash2DraftModel": read_zlab,
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one family of exports is read: `read` its config.json, `rename` gives a tensor its z-lab name."""
+
+    read: Reader
+    rename: Callable[[str], str]
+
+
+_ZLAB = Dialect(read_zlab, zlab_name)
+
+DIALECTS: dict[str, Dialect] = {
+    "DFlashDraftModel": _ZLAB,
+    "DFlash2DraftModel": _ZLAB,
 }
 # Another method under a similar name: a Markov head on a DFlash backbone.
 _DSPARK = "DSpark"
 
 
-def read_config(folder: Path) -> DrafterConfig:
-    """Read `folder`/config.json with the reader of its dialect.
+def read_config(folder: Path, overrides: Overrides) -> tuple[Dialect, DrafterConfig]:
+    """The dialect of `folder`/config.json, and what it says.
 
     Raises CheckpointError if it cannot be read or a key is missing, UnsupportedCheckpointError if it asks for
     something that a GGUF drafter cannot express.
@@ -35,12 +48,12 @@ def read_config(folder: Path) -> DrafterConfig:
         raise UnsupportedCheckpointError(
             f"{path}: {architecture} is a DSpark drafter, another method; use upstream's draft-dspark."
         )
-    reader = READERS.get(architecture)
-    if reader is None:
+    dialect = DIALECTS.get(architecture)
+    if dialect is None:
         raise UnsupportedCheckpointError(
-            f"{path}: architecture {architecture!r} is not supported; known are {', '.join(READERS)}."
+            f"{path}: architecture {architecture!r} is not supported; known are {', '.join(DIALECTS)}."
         )
-    return reader(fields, architecture)
+    return dialect, dialect.read(fields, architecture, overrides)
 
 
 def _architecture(fields: Fields) -> str:

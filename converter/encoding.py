@@ -1,29 +1,23 @@
-"""Values of one tensor as GGUF bytes, a few megabytes at a time."""
+"""Values of a tensor as GGUF bytes, a few rows at a time."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from gguf.quants import quantize
 
 from dflash2.converter.plan import PlannedTensor
-from dflash2.converter.safetensors_file import StoredTensor
+from dflash2.converter.sources import Bytes, Floats, n_bytes, row_count, row_length
 from dflash2.errors import CheckpointError
 
 OutType = Literal["f32", "f16", "bf16", "q8_0"]
 OUT_TYPES: tuple[OutType, ...] = get_args(OutType)
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-
 _Type = GGMLQuantizationType
-_STORAGE = {"f32": _Type.F32, "f16": _Type.F16, "bf16": _Type.BF16, "q8_0": _Type.Q8_0}
+STORAGE = {"f32": _Type.F32, "f16": _Type.F16, "bf16": _Type.BF16, "q8_0": _Type.Q8_0}
 FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
@@ -35,7 +29,14 @@ _F16_MAX = 65504.0
 _LIMITS = {_Type.F16: _F16_MAX, _Type.Q8_0: _F16_MAX * 127}
 # As upstream: rows that are no multiple of the block size.
 _FALLBACK = _Type.F16
-_CHUNK_BYTES = 8 << 20
+# Exponent bits: all of them set means infinity or NaN.
+_EXPONENTS = {
+    _Type.BF16: (np.uint16, 0x7F80),
+    _Type.F16: (np.uint16, 0x7C00),
+    _Type.F32: (np.uint32, 0x7F800000),
+}
+# Small enough for a core's cache, large enough for a disk.
+_CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -51,82 +52,70 @@ class EncodedTensor:
         return n_bytes(self.planned.n_elements, self.type)
 
 
-def n_bytes(n_elements: int, ggml_type: GGMLQuantizationType) -> int:
-    """Bytes of `n_elements` values stored as `ggml_type`."""
-    block, block_bytes = GGML_QUANT_SIZES[ggml_type]
-    return n_elements // block * block_bytes
+@dataclass(frozen=True)
+class Chunk:
+    """Rows `start` to `start + count` of a tensor; `offset` in bytes from the tensor's begin in the GGUF file."""
+
+    tensor: EncodedTensor
+    start: int
+    count: int
+
+    @property
+    def offset(self) -> int:
+        """Where the chunk's bytes go, from the begin of the tensor."""
+        return n_bytes(self.start * row_length(self.tensor.planned.source), self.tensor.type)
 
 
 def choose_type(planned: PlannedTensor, outtype: OutType) -> EncodedTensor:
     """Norms, vectors and tensors without `.weight` stay F32 (as upstream); others get the wanted type."""
-    wanted = _STORAGE[outtype]
+    wanted = STORAGE[outtype]
     name = planned.name
-    if len(planned.shape) == 1 or name.endswith("_norm.weight") or not name.endswith(".weight"):
+    if planned.source.raw_type in _KEPT:
+        wanted = planned.source.raw_type
+    elif len(planned.shape) == 1 or name.endswith("_norm.weight") or not name.endswith(".weight"):
         wanted = _Type.F32
     elif planned.shape[-1] % GGML_QUANT_SIZES[wanted][0]:
         wanted = _FALLBACK
     return EncodedTensor(planned, wanted)
 
 
-def encode(tensor: EncodedTensor) -> Iterator[Bytes]:
-    """The tensor's GGUF bytes in order; raises CheckpointError if a value does not fit the type."""
-    planned = tensor.planned
-    if planned.stored is None:
-        yield np.array(planned.values, np.float32).view(np.uint8)
-        return
-    if planned.stored.dtype == tensor.type.name and not planned.interleaved_heads:
-        yield from _raw_chunks(planned.stored, _CHUNK_BYTES)
-        return
-    for rows in _float_rows(planned):
-        limit = _LIMITS.get(tensor.type)
-        if limit is not None and not _within(rows, limit):
-            raise CheckpointError(
-                f"{planned.stored.path}: tensor {planned.stored.name!r} has values that {tensor.type.name} cannot hold"
-                f" (beyond +-{limit:.0f}); convert with outtype bf16 or f32."
-            )
-        yield quantize(rows, tensor.type).reshape(-1).view(np.uint8)
+def chunks(tensor: EncodedTensor) -> tuple[Chunk, ...]:
+    """The tensor in pieces of about a million values."""
+    source = tensor.planned.source
+    n_rows, step = row_count(source), max(1, _CHUNK_ELEMENTS // row_length(source))
+    return tuple(Chunk(tensor, start, min(step, n_rows - start)) for start in range(0, n_rows, step))
 
 
-def _within(rows: Floats, limit: float) -> bool:
-    """NaN passes (it stays NaN), infinities do not."""
-    return not bool((np.abs(rows) > limit).any())
+def encode(chunk: Chunk) -> Bytes:
+    """The chunk's GGUF bytes; raises CheckpointError if a value is not finite or does not fit the type."""
+    source, wanted = chunk.tensor.planned.source, chunk.tensor.type
+    if source.raw_type == wanted:
+        data = source.raw(chunk.start, chunk.count)
+        if wanted in _EXPONENTS and not _finite(data, wanted):
+            raise _not_finite(chunk)
+        return data
+    rows = source.rows(chunk.start, chunk.count)
+    if not _finite(rows, _Type.F32):
+        raise _not_finite(chunk)
+    limit = _LIMITS.get(wanted)
+    if limit is not None and not -limit <= float(rows.min()) <= float(rows.max()) <= limit:
+        raise CheckpointError(
+            f"{source.label} has values that {wanted.name} cannot hold (beyond +-{limit:.0f}); convert with outtype"
+            " bf16 or f32."
+        )
+    return quantize(rows, wanted).reshape(-1).view(np.uint8)
 
 
-def _raw_chunks(stored: StoredTensor, chunk_bytes: int) -> Iterator[Bytes]:
-    for start in range(0, stored.n_bytes, chunk_bytes):
-        yield stored.read(start, min(chunk_bytes, stored.n_bytes - start))
+def _finite(values: Bytes | Floats, stored_as: GGMLQuantizationType) -> bool:
+    word, exponent = _EXPONENTS[stored_as]
+    return bool((values.view(word) & word(exponent)).max() != exponent)
 
 
-def _float_rows(planned: PlannedTensor) -> Iterator[Floats]:
-    """Whole rows as F32, [rows, row length]; one chunk if rows must be reordered."""
-    assert planned.stored is not None
-    stored, width = planned.stored, planned.shape[-1]
-    n_rows = planned.n_elements // width
-    row_bytes = stored.n_bytes // n_rows
-    per_chunk = n_rows if planned.interleaved_heads else max(1, _CHUNK_BYTES // row_bytes)
-    for chunk in _raw_chunks(stored, per_chunk * row_bytes):
-        rows = _WIDEN[stored.dtype](chunk).reshape(-1, width)
-        yield _split_halves(rows, planned) if planned.interleaved_heads else rows
+def _not_finite(chunk: Chunk) -> CheckpointError:
+    return CheckpointError(
+        f"{chunk.tensor.planned.source.label} has values that are infinite or not a number; download it again."
+    )
 
 
-def _split_halves(rows: Floats, planned: PlannedTensor) -> Floats:
-    """Per head: even dimensions first, then odd ones (rotary pairs (i, i+1) become (i, i + half))."""
-    half = planned.interleaved_heads // 2
-    inner = math.prod(planned.shape[1:])
-    heads = rows.reshape(-1, half, 2, inner).swapaxes(1, 2)
-    return np.ascontiguousarray(heads).reshape(rows.shape)
-
-
-def _widen_bf16(data: Bytes) -> Floats:
-    return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def _widen_f16(data: Bytes) -> Floats:
-    return data.view(np.float16).astype(np.float32)
-
-
-def _keep_f32(data: Bytes) -> Floats:
-    return data.view(np.float32)
-
-
-_WIDEN = {"BF16": _widen_bf16, "F16": _widen_f16, "F32": _keep_f32}
+# Types that a source brings and nobody may change: token ids.
+_KEPT = (_Type.I64,)

@@ -34,9 +34,10 @@ class Fields:
         """The error for a bad value of `key`."""
         return CheckpointError(f"{self.path}: {self.prefix + key!r} {problem}.")
 
-    def missing(self, key: str) -> CheckpointError:
-        """The error for an absent `key`."""
-        return self.wrong(key, "is missing; add the value the drafter was trained with")
+    def missing(self, key: str, flag: str = "") -> CheckpointError:
+        """The error for an absent `key`; `flag` is the option that can fill in for it."""
+        way = f", or give it with {flag}" if flag else ""
+        return self.wrong(key, f"is missing; add the value the drafter was trained with{way}")
 
     def optional_integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int | None:
         """An integer in a closed range; floats without a fraction are taken."""
@@ -49,11 +50,11 @@ class Fields:
             raise self.wrong(key, f"is {_show(value)}, not an integer from {minimum} to {maximum}")
         return value
 
-    def integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
-        """Like `optional_integer`, required."""
+    def integer(self, key: str, minimum: int = 1, maximum: int = _MAX_INTEGER, flag: str = "") -> int:
+        """Like `optional_integer`, required; `flag` names the option that can fill in for it."""
         value = self.optional_integer(key, minimum, maximum)
         if value is None:
-            raise self.missing(key)
+            raise self.missing(key, flag)
         return value
 
     def optional_number(self, key: str) -> float | None:
@@ -110,7 +111,7 @@ class Fields:
 def load_json_object(path: Path) -> JsonObject:
     """The JSON object in `path`; raises CheckpointError if it is missing, not JSON, or not an object."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} has no {path.name}; give the folder of a drafter checkpoint.") from error
     except OSError as error:

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-from gguf.constants import GGML_QUANT_VERSION, GGUFValueType, LlamaFileType
+from gguf.constants import GGML_QUANT_VERSION, LlamaFileType
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.config import DrafterConfig, RopeScaling
+from dflash2.converter.entry import BOOL, BOOLS, F32, INTEGERS, STRING, STRINGS, U32, Entry
 from dflash2.converter.target import Target
 from dflash2.errors import CheckpointError
-from dflash2.gguf_info import MetadataValue, ValueType
 
 _TOKENIZER = "tokenizer."
 _MASK_TOKEN = "tokenizer.ggml.mask_token_id"
-
-_U32 = ValueType(GGUFValueType.UINT32)
-_F32 = ValueType(GGUFValueType.FLOAT32)
-_BOOL = ValueType(GGUFValueType.BOOL)
-_STRING = ValueType(GGUFValueType.STRING)
-_STRINGS = ValueType(GGUFValueType.ARRAY, GGUFValueType.STRING)
-_INTEGERS = ValueType(GGUFValueType.ARRAY, GGUFValueType.INT32)
-_BOOLS = ValueType(GGUFValueType.ARRAY, GGUFValueType.BOOL)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One metadata key."""
-
-    key: str
-    value: MetadataValue
-    type: ValueType
 
 
 def build_metadata(
@@ -42,8 +24,8 @@ def build_metadata(
     """All keys of the file: origin, drafter, tokenizer of the target."""
     return (
         *_general(config, folder, n_parameters),
-        Entry("general.file_type", int(file_type), _U32),
-        Entry("general.quantization_version", GGML_QUANT_VERSION, _U32),
+        Entry("general.file_type", int(file_type), U32),
+        Entry("general.quantization_version", GGML_QUANT_VERSION, U32),
         *(Entry(f"{DRAFTER_ARCHITECTURE}.{entry.key}", entry.value, entry.type) for entry in _drafter(config, target)),
         *_tokenizer(config, target),
     )
@@ -51,7 +33,7 @@ def build_metadata(
 
 def _general(config: DrafterConfig, folder: Path, n_parameters: int) -> Iterator[Entry]:
     """Name, size label, licence and base models by upstream's own rules (model card, then folder name)."""
-    yield Entry("general.type", "model", _STRING)
+    yield Entry("general.type", "model", STRING)
     try:
         card = gguf.Metadata.load_model_card(folder)
     except Exception as error:  # whatever the YAML parser of gguf raises
@@ -69,11 +51,11 @@ def _general(config: DrafterConfig, folder: Path, n_parameters: int) -> Iterator
             continue
         value = entry.value
         if isinstance(value, str):
-            yield Entry(key, value, _STRING)
+            yield Entry(key, value, STRING)
         elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            yield Entry(key, tuple(value), _STRINGS)
+            yield Entry(key, tuple(value), STRINGS)
         elif isinstance(value, int):
-            yield Entry(key, value, _U32)
+            yield Entry(key, value, U32)
 
 
 def _plain(card: dict[str, object]) -> dict[str, object]:
@@ -87,25 +69,25 @@ def _plain(card: dict[str, object]) -> dict[str, object]:
 
 def _drafter(config: DrafterConfig, target: Target) -> Iterator[Entry]:
     """Keys below `dflash.`; names and types as the pinned llama.cpp reads them."""
-    yield Entry("block_count", config.layers, _U32)
-    yield Entry("context_length", config.context_length, _U32)
-    yield Entry("embedding_length", config.hidden_size, _U32)
-    yield Entry("feed_forward_length", config.feed_forward_size, _U32)
-    yield Entry("attention.head_count", config.heads, _U32)
-    yield Entry("attention.head_count_kv", config.kv_heads, _U32)
-    yield Entry("attention.key_length", config.head_dim, _U32)
-    yield Entry("attention.value_length", config.head_dim, _U32)
-    yield Entry("attention.layer_norm_rms_epsilon", config.rms_epsilon, _F32)
-    yield Entry("block_size", config.block_size, _U32)
+    yield Entry("block_count", config.layers, U32)
+    yield Entry("context_length", config.context_length, U32)
+    yield Entry("embedding_length", config.hidden_size, U32)
+    yield Entry("feed_forward_length", config.feed_forward_size, U32)
+    yield Entry("attention.head_count", config.heads, U32)
+    yield Entry("attention.head_count_kv", config.kv_heads, U32)
+    yield Entry("attention.key_length", config.head_dim, U32)
+    yield Entry("attention.value_length", config.head_dim, U32)
+    yield Entry("attention.layer_norm_rms_epsilon", config.rms_epsilon, F32)
+    yield Entry("block_size", config.block_size, U32)
     # The output of layer i is the input of layer i + 1: the only place where a tap is shifted.
-    yield Entry("target_layers", tuple(tap + 1 for tap in config.taps), _INTEGERS)
+    yield Entry("target_layers", tuple(tap + 1 for tap in config.taps), INTEGERS)
     yield from _attention(config)
     yield from _rope(config, target)
     if config.convolution and config.selector:
-        yield Entry("conv_kernel_size", config.convolution.taps, _U32)
-        yield Entry("conv_group_size", config.convolution.group, _U32)
-        yield Entry("selector_rank", config.selector.rank, _U32)
-        yield Entry("selector_top_k", config.selector.top_k, _U32)
+        yield Entry("conv_kernel_size", config.convolution.taps, U32)
+        yield Entry("conv_group_size", config.convolution.group, U32)
+        yield Entry("selector_rank", config.selector.rank, U32)
+        yield Entry("selector_top_k", config.selector.top_k, U32)
     for key, value in (
         ("logit_scale", config.logit_scale),
         ("final_logit_softcapping", config.logit_softcap),
@@ -113,41 +95,41 @@ def _drafter(config: DrafterConfig, target: Target) -> Iterator[Entry]:
         ("attention.value_scale", config.attention_value_scale),
     ):
         if value is not None:
-            yield Entry(key, value, _F32)
+            yield Entry(key, value, F32)
 
 
 def _attention(config: DrafterConfig) -> Iterator[Entry]:
     attention = config.attention
-    yield Entry("attention.causal", attention.causal, _BOOL)
+    yield Entry("attention.causal", attention.causal, BOOL)
     window = attention.window
     if attention.mixed_causality:
-        yield Entry("attention.causal_swa", attention.causal_sliding, _BOOL)
+        yield Entry("attention.causal_swa", attention.causal_sliding, BOOL)
         # Layers without a window that are causal on their own need their own cache: a window that never ends.
         window = window or config.context_length
     if window:
-        yield Entry("attention.sliding_window", window, _U32)
-        yield Entry("attention.sliding_window_pattern", attention.sliding, _BOOLS)
+        yield Entry("attention.sliding_window", window, U32)
+        yield Entry("attention.sliding_window_pattern", attention.sliding, BOOLS)
 
 
 def _rope(config: DrafterConfig, target: Target) -> Iterator[Entry]:
     rope = config.rope
-    yield Entry("rope.freq_base", rope.theta, _F32)
+    yield Entry("rope.freq_base", rope.theta, F32)
     if rope.dimensions != config.head_dim:
-        yield Entry("rope.dimension_count", rope.dimensions, _U32)
+        yield Entry("rope.dimension_count", rope.dimensions, U32)
     if rope.scaling:
         yield from _rope_scaling(rope.scaling)
     if target.uses_mrope:
         # The draft ropes on time alone: one section takes every pair.
-        yield Entry("rope.dimension_sections", (config.head_dim // 2, 0, 0, 0), _INTEGERS)
+        yield Entry("rope.dimension_sections", (config.head_dim // 2, 0, 0, 0), INTEGERS)
 
 
 def _rope_scaling(scaling: RopeScaling) -> Iterator[Entry]:
-    yield Entry("rope.scaling.type", scaling.kind, _STRING)
-    yield Entry("rope.scaling.factor", scaling.factor, _F32)
+    yield Entry("rope.scaling.type", scaling.kind, STRING)
+    yield Entry("rope.scaling.factor", scaling.factor, F32)
     if scaling.original_context is not None:
-        yield Entry("rope.scaling.original_context_length", scaling.original_context, _U32)
+        yield Entry("rope.scaling.original_context_length", scaling.original_context, U32)
     if scaling.attention_factor != 1.0:
-        yield Entry("rope.scaling.attn_factor", scaling.attention_factor, _F32)
+        yield Entry("rope.scaling.attn_factor", scaling.attention_factor, F32)
 
 
 def _tokenizer(config: DrafterConfig, target: Target) -> Iterator[Entry]:
@@ -156,4 +138,4 @@ def _tokenizer(config: DrafterConfig, target: Target) -> Iterator[Entry]:
         # The GGUF writer has no empty arrays; readers treat them as absent.
         if key.startswith(_TOKENIZER) and key != _MASK_TOKEN and value != ():
             yield Entry(key, value, target.info.value_types[key])
-    yield Entry(_MASK_TOKEN, config.mask_token_id, _U32)
+    yield Entry(_MASK_TOKEN, config.mask_token_id, U32)

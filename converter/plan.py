@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.safetensors_file import StoredTensor
+from dflash2.converter.sources import Computed, HalfSplit, Source, Stored
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 _Row = tuple[str, str, tuple[str, ...]]
@@ -57,17 +60,15 @@ _ROPED = ("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.w
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """One tensor of the output: its GGUF `name`, `shape` outermost first, and where its values come from.
-
-    Either `stored` in the checkpoint or computed `values`. `interleaved_heads` is the head size whose rows must go
-    from neighbouring pairs to half-split pairs, 0 if they stay as they are.
-    """
+    """One tensor of the output: its GGUF `name` and where its values come from."""
 
     name: str
-    shape: tuple[int, ...]
-    stored: StoredTensor | None = None
-    values: tuple[float, ...] = ()
-    interleaved_heads: int = 0
+    source: Source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outermost dimension first."""
+        return self.source.shape
 
     @property
     def n_elements(self) -> int:
@@ -101,9 +102,9 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
         if source not in stored:
             raise CheckpointError(f"{folder} lacks the tensor {source!r}; download its safetensors files again.")
         shape = tuple(sizes[symbol] for symbol in symbols)
-        _check_stored(stored[source], shape)
-        interleaved = 0 if config.rope.neox or not name.endswith(_ROPED) else config.head_dim
-        planned.append(PlannedTensor(name, shape, stored[source], interleaved_heads=interleaved))
+        values = _stored(stored[source], shape)
+        reorder = not config.rope.neox and name.endswith(_ROPED)
+        planned.append(PlannedTensor(name, HalfSplit(values, config.head_dim) if reorder else values))
     known = {source for source, _, _ in rows} | dropped
     for source, tensor in stored.items():
         if source not in known and not source.endswith(_COMPUTED_SUFFIX):
@@ -112,8 +113,8 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
                 " layers; converting without it would change the drafter."
             )
     if config.rope.frequency_factors:
-        factors = config.rope.frequency_factors
-        planned.append(PlannedTensor("rope_freqs.weight", (len(factors),), values=factors))
+        factors = np.array(config.rope.frequency_factors, np.float32)
+        planned.append(PlannedTensor("rope_freqs.weight", Computed(factors, "the rope factors of config.json")))
     return TensorPlan(tuple(planned), notes)
 
 
@@ -158,7 +159,7 @@ def _sizes(config: DrafterConfig) -> dict[str, int]:
     return sizes
 
 
-def _check_stored(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+def _stored(tensor: StoredTensor, shape: tuple[int, ...]) -> Source:
     if tensor.dtype not in _FLOATS:
         raise UnsupportedCheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.dtype}; convert the BF16, F16 or F32 original."
@@ -167,3 +168,4 @@ def _check_stored(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
         raise CheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
         )
+    return Stored(tensor)

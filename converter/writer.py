@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
-from gguf import GGUFWriter
-from gguf.constants import GGUF_DEFAULT_ALIGNMENT
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
-from dflash2.converter.encoding import EncodedTensor, encode
-from dflash2.converter.metadata import Entry
-from dflash2.errors import OutputError
+from dflash2.converter.encoding import Chunk, EncodedTensor, chunks, encode
+from dflash2.converter.entry import Entry
+from dflash2.converter.header import TensorRow, aligned, header
+from dflash2.errors import CheckpointError, OutputError
 
 Progress = Callable[[int, int], None]
+
+# Stands in the header for a SHA-256 that is not known before every input is read.
+UNKNOWN_HASH = "0" * 64
+_MAX_WORKERS = 4
 
 
 def check_output(output: Path, inputs: Iterable[Path]) -> None:
@@ -36,69 +39,98 @@ def check_output(output: Path, inputs: Iterable[Path]) -> None:
                 raise OutputError(f"Cannot write {output}: it is an input of this conversion; give another path.")
 
 
-def write_gguf(
-    output: Path, metadata: Sequence[Entry], tensors: Sequence[EncodedTensor], progress: Progress | None = None
-) -> None:
-    """Write the file; `progress` gets (bytes of tensor data written, bytes of tensor data in all).
+@contextmanager
+def replacing(output: Path) -> Iterator[Path]:
+    """A path beside `output` to write to; it takes the place of `output` when the block ends without an error.
 
-    Raises OutputError if it cannot be written. Whatever happens, `output` is the whole new file or what it was
-    before, and no temporary file stays behind.
+    Whatever happens, `output` is the whole new file or what it was before. Raises OutputError for the system's errors.
     """
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     try:
-        try:
-            _write_header(temporary, metadata, tensors)
-            with temporary.open("ab") as file:
-                _write_tensors(file, tensors, progress)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(output)
-        except OSError as error:
-            raise OutputError(f"Cannot write {output}: {error.strerror or error}.") from error
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(output)
+    except OSError as error:
+        raise OutputError(f"Cannot write {output}: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _write_header(path: Path, metadata: Sequence[Entry], tensors: Sequence[EncodedTensor]) -> None:
-    writer = GGUFWriter(path, DRAFTER_ARCHITECTURE)
-    try:
-        for entry in metadata:
-            writer.add_key_value(entry.key, _encodable(entry.value), entry.type.kind, entry.type.element)
-        for tensor in tensors:
-            # A dtype other than uint8 makes the writer take the shape in elements.
-            writer.add_tensor_info(
-                tensor.planned.name, tensor.planned.shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=tensor.type
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    finally:
-        writer.close()
+def write_gguf(
+    path: Path,
+    metadata: Sequence[Entry],
+    tensors: Sequence[EncodedTensor],
+    *,
+    hashed: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a drafter file; the header goes last, so that a file cut short is no GGUF file.
 
+    Args:
+        path: file to write.
+        metadata: all keys but `general.architecture`.
+        tensors: in file order.
+        hashed: keys of `metadata` whose value is the SHA-256 of a file; it is computed while the tensors are written.
+        progress: called with (bytes of tensor data written, bytes of tensor data in all).
 
-def _encodable(value: object) -> object:
-    """Text as the bytes it was read from, which need not be UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
-    if isinstance(value, tuple):
-        return [_encodable(item) for item in value]
-    return value
-
-
-def _write_tensors(file: BinaryIO, tensors: Sequence[EncodedTensor], progress: Progress | None) -> None:
-    total = sum(tensor.n_bytes for tensor in tensors)
-    done = 0
-    _pad(file)
-    for tensor in tensors:
-        start = done
-        for chunk in encode(tensor):
-            file.write(chunk.data)
-            done += chunk.nbytes
+    Raises OSError if it cannot be written, CheckpointError if an input cannot be read or holds bad values.
+    """
+    offsets, total = _layout(tensors)
+    table: list[TensorRow] = [
+        (tensor.planned.name, tensor.planned.shape, tensor.type, offset)
+        for tensor, offset in zip(tensors, offsets, strict=True)
+    ]
+    data_start = len(header(DRAFTER_ARCHITECTURE, metadata, table))
+    with path.open("wb", buffering=0) as file, _workers() as workers:
+        file.truncate(data_start + total)
+        hashes = {key: workers.submit(_sha256, source) for key, source in (hashed or {}).items()}
+        writes = [
+            workers.submit(_write, file.fileno(), chunk, data_start + offset)
+            for tensor, offset in zip(tensors, offsets, strict=True)
+            for chunk in chunks(tensor)
+        ]
+        done = 0
+        for write in as_completed(writes):
+            done += write.result()
             if progress:
-                progress(done, total)
-        assert done - start == tensor.n_bytes, f"{tensor.planned.name}: {done - start} bytes, planned {tensor.n_bytes}"
-        _pad(file)
+                progress(done, sum(tensor.n_bytes for tensor in tensors))
+        known = {key: done.result() for key, done in hashes.items()}
+        entries = [Entry(entry.key, known.get(entry.key, entry.value), entry.type) for entry in metadata]
+        file.write(header(DRAFTER_ARCHITECTURE, entries, table))
 
 
-def _pad(file: BinaryIO) -> None:
-    file.write(bytes(-file.tell() % GGUF_DEFAULT_ALIGNMENT))
+def _layout(tensors: Sequence[EncodedTensor]) -> tuple[list[int], int]:
+    """Where each tensor begins in the data, and how long the data is."""
+    offsets, position = [], 0
+    for tensor in tensors:
+        offsets.append(position)
+        position += aligned(tensor.n_bytes)
+    return offsets, position
+
+
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads for work that runs outside the interpreter lock; an error drops what has not begun."""
+    pool = ThreadPoolExecutor(max_workers=min(_MAX_WORKERS, os.cpu_count() or 1))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _write(descriptor: int, chunk: Chunk, tensor_start: int) -> int:
+    """Write one chunk at its place; returns its bytes."""
+    data, place = memoryview(encode(chunk)), tensor_start + chunk.offset
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], place + done)
+    return done
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error

@@ -5,16 +5,25 @@ from __future__ import annotations
 from dflash2.converter.attention import read_attention
 from dflash2.converter.config import Convolution, DrafterConfig, Selector
 from dflash2.converter.fields import Fields, JsonObject
+from dflash2.converter.overrides import Overrides
 from dflash2.converter.rope import read_rope
 from dflash2.errors import UnsupportedCheckpointError
 
 _ACTIVATION = "silu"
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MAX_HEAD_DIM = 65536
+_PREFIX = "model."
+_BARE = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 _DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
-def read_zlab(top: Fields, architecture: str) -> DrafterConfig:
+def zlab_name(name: str) -> str:
+    """A tensor's canonical name: no `model.` prefix, codebooks with `.weight`, which exports name either way."""
+    name = name.removeprefix(_PREFIX)
+    return f"{name}.weight" if name in _BARE else name
+
+
+def read_zlab(top: Fields, architecture: str, overrides: Overrides) -> DrafterConfig:
     """Normalise a z-lab config; raises CheckpointError naming the key that is missing, wrong or unsupported."""
     drafter = Fields(top.path, (top.section("dflash_config"), *top.scopes))
     _refuse_what_the_graph_lacks(top)
@@ -25,7 +34,7 @@ def read_zlab(top: Fields, architecture: str) -> DrafterConfig:
     heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
     if heads % kv_heads:
         raise top.wrong("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
-    attention, notes = read_attention(top, drafter, layers)
+    attention, notes = read_attention(top, drafter, layers, overrides.sliding_window)
     softcap = drafter.optional_number("final_logit_softcapping")
     convolution, selector = _dflash2_parts(drafter, architecture, hidden_size)
     return DrafterConfig(
@@ -39,8 +48,8 @@ def read_zlab(top: Fields, architecture: str) -> DrafterConfig:
         context_length=top.integer("max_position_embeddings"),
         vocab_size=top.integer("vocab_size"),
         rms_epsilon=top.number("rms_norm_eps"),
-        block_size=drafter.integer("block_size", minimum=2),
-        mask_token_id=drafter.integer("mask_token_id", minimum=0),
+        block_size=overrides.block_size or drafter.integer("block_size", minimum=2, flag="--block-size"),
+        mask_token_id=_mask_token(drafter, overrides),
         taps=drafter.integers("target_layer_ids"),
         attention=attention,
         rope=read_rope(top, head_dim),
@@ -56,6 +65,12 @@ def read_zlab(top: Fields, architecture: str) -> DrafterConfig:
         name_or_path=top.text("_name_or_path"),
         notes=notes,
     )
+
+
+def _mask_token(drafter: Fields, overrides: Overrides) -> int:
+    if overrides.mask_token_id is not None:
+        return overrides.mask_token_id
+    return drafter.integer("mask_token_id", minimum=0, flag="--mask-token-id")
 
 
 def _refuse_what_the_graph_lacks(top: Fields) -> None:

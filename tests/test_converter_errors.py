@@ -84,8 +84,14 @@ def rewrite_tensors(job: Job, change: Callable[[dict], None], dtype: str = "BF16
 
 MISSING = "is missing; add the value the drafter was trained with."
 CONFIG_CASES = {
-    "mask_token_id": ({"without": ["mask_token_id"]}, f"{{config}}: 'mask_token_id' {MISSING}"),
-    "block_size": ({"without": ["block_size"]}, f"{{config}}: 'block_size' {MISSING}"),
+    "mask_token_id": (
+        {"without": ["mask_token_id"]},
+        f"{{config}}: 'mask_token_id' {MISSING[:-1]}, or give it with --mask-token-id.",
+    ),
+    "block_size": (
+        {"without": ["block_size"]},
+        f"{{config}}: 'block_size' {MISSING[:-1]}, or give it with --block-size.",
+    ),
     "target_layer_ids": ({"without": ["target_layer_ids"]}, f"{{config}}: 'target_layer_ids' {MISSING}"),
     "null counts as missing": ({"head_dim": None}, f"{{config}}: 'head_dim' {MISSING}"),
     "rope_theta": ({"without": ["rope_theta"]}, f"{{config}}: 'rope_theta' {MISSING}"),

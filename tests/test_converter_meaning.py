@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from factories import HEAD_DIM, make_drafter, make_target
 
-from dflash2.converter import Conversion, convert
+from dflash2.converter import Conversion, Overrides, convert
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -250,3 +250,24 @@ def test_tap_at_the_last_layer_converts_with_a_warning_where_it_is_not_published
 def test_another_number_of_target_layers_is_told(tmp_path):
     done, _ = converted(tmp_path, num_target_layers=36)
     assert done.notes == ("'num_target_layers' is 36, but the target has 5 layers: check the pair.",)
+
+
+OVERRIDES = {
+    "block size": (Overrides(block_size=6), {"without": ["block_size"]}, "dflash.block_size", 6),
+    "block size against the checkpoint's": (Overrides(block_size=6), {}, "dflash.block_size", 6),
+    "mask token": (Overrides(mask_token_id=0), {"without": ["mask_token_id"]}, "tokenizer.ggml.mask_token_id", 0),
+    "window on": (Overrides(sliding_window=True), {"use_sliding_window": False}, "dflash.attention.sliding_window", 32),
+    "window off": (Overrides(sliding_window=False), {}, "dflash.attention.sliding_window", None),
+}
+
+
+@pytest.mark.parametrize("case", OVERRIDES)
+def test_what_the_user_says_goes_first(tmp_path, case):
+    overrides, config, key, expected = OVERRIDES[case]
+    done = convert(
+        make_drafter(tmp_path / "drafter", 1, **config),
+        make_target(tmp_path / "target.gguf"),
+        tmp_path / "out.gguf",
+        overrides=overrides,
+    )
+    assert read_gguf_info(done.output).metadata.get(key) == expected

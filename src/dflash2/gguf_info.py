@@ -27,7 +27,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _LENGTH_BYTES = 8  # u64 before every string
-_NUMPY_TYPES = {
+NUMPY_TYPES = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
     GGUFValueType.UINT16: "<u2",
@@ -228,7 +228,7 @@ class _Cursor:
             return tuple(self._strings(count))
         if kind is GGUFValueType.ARRAY:
             raise GGUFError(f"{self._path}: arrays of arrays in the metadata are not supported.")
-        dtype = np.dtype(_NUMPY_TYPES[kind])
+        dtype = np.dtype(NUMPY_TYPES[kind])
         start = self._claim(count * dtype.itemsize)
         # The copy lets the mapping close; tolist gives Python numbers.
         values = np.frombuffer(self._data[start : self.offset], dtype, count)

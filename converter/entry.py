@@ -1,0 +1,26 @@
+"""One metadata key of a GGUF file with its exact type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguf.constants import GGUFValueType
+
+from dflash2.gguf_info import MetadataValue, ValueType
+
+U32 = ValueType(GGUFValueType.UINT32)
+F32 = ValueType(GGUFValueType.FLOAT32)
+BOOL = ValueType(GGUFValueType.BOOL)
+STRING = ValueType(GGUFValueType.STRING)
+STRINGS = ValueType(GGUFValueType.ARRAY, GGUFValueType.STRING)
+INTEGERS = ValueType(GGUFValueType.ARRAY, GGUFValueType.INT32)
+BOOLS = ValueType(GGUFValueType.ARRAY, GGUFValueType.BOOL)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metadata key, the value to store and how it is stored."""
+
+    key: str
+    value: MetadataValue
+    type: ValueType
