@@ -1,9 +1,6 @@
 """Converting a drafter: values, types and names in the file, and what is on disk while and after it is written."""
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import llama_cpp
@@ -276,53 +273,6 @@ def test_existing_output_is_replaced(tmp_path, target):
     output.write_bytes(b"old")
     assert isinstance(convert(make_drafter(tmp_path / "drafter"), target, output), Conversion)
     assert read_gguf_info(output).architecture == "dflash"
-
-
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from dflash2.converter import convert
-from dflash2.errors import OutputError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), int(sys.argv[4])))
-try:
-    convert(*map(Path, sys.argv[1:4]))
-except OutputError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="file size limits are POSIX")
-@pytest.mark.parametrize("limit", [100, 20_000, 200_000])
-def test_no_more_room_on_disk_is_one_sentence_and_leaves_nothing(tmp_path, target, limit):
-    drafter = make_drafter(tmp_path / "drafter")
-    output = tmp_path / "out.gguf"
-    command = [sys.executable, "-c", FULL_DISK, str(drafter), str(target), str(output), str(limit)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == f"Cannot write {output}: File too large.\n"
-    assert leftovers(tmp_path) == ["target.gguf"]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from dflash2.converter import convert
-stop = int(sys.argv[4])
-def progress(done, total):
-    if done * 4 >= total * stop:
-        os.kill(os.getpid(), signal.SIGKILL)
-convert(*map(Path, sys.argv[1:4]), progress=progress)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
-@pytest.mark.parametrize("quarter", [0, 2, 4])
-def test_killed_conversion_leaves_the_old_output_whole(tmp_path, target, quarter):
-    drafter, output = make_drafter(tmp_path / "drafter"), tmp_path / "out.gguf"
-    output.write_bytes(b"old")
-    command = [sys.executable, "-c", KILLED, str(drafter), str(target), str(output), str(quarter)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert output.read_bytes() == b"old"
 
 
 def test_output_gets_ordinary_permissions(tmp_path, target):
