@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.converter.safetensors_file import StoredTensor
-from dflash2.converter.sources import Bytes, Floats
+from dflash2.converter.sources import WIDEN, Bytes, Floats
 from dflash2.errors import CheckpointError
 
 # Look-ups this long stay in the processor's cache, with the index numpy makes of them.
@@ -30,16 +30,6 @@ class Code:
     def per_byte(self) -> int:
         """Weights in a byte."""
         return self.values.size // 256
-
-    @property
-    def largest(self) -> float:
-        """Largest magnitude of a weight before scaling."""
-        return float(np.nanmax(np.abs(self.values)))
-
-    @property
-    def has_nan(self) -> bool:
-        """Whether some byte is no number."""
-        return bool(np.isnan(self.values).any())
 
     def read(self, data: Bytes) -> Floats:
         """The weights of all bytes in order, flat."""
@@ -89,14 +79,8 @@ E2M1_UNSIGNED_ZERO = Code(_pairs(_unsigned_zero(_e2m1())), "U8")
 _E8M0 = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan).astype(np.float32)
 
 
-def _widen_bf16(data: Bytes) -> Floats:
-    return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
 SCALES: dict[str, Callable[[Bytes], Floats]] = {
-    "F32": lambda data: data.view(np.float32),
-    "F16": lambda data: data.view(np.float16).astype(np.float32),
-    "BF16": _widen_bf16,
+    **WIDEN,
     "F8_E4M3": E4M3.read,
     "F8_E8M0": lambda data: _E8M0[data],
     "U8": lambda data: _E8M0[data],
@@ -111,16 +95,16 @@ def read_integers(tensor: StoredTensor) -> npt.NDArray[np.int64]:
     return data.view(np.int64 if tensor.dtype == "I64" else np.int32).astype(np.int64)
 
 
-def read_scalar(tensor: StoredTensor) -> np.float32:
-    """The one value of a tensor of shape [] or [1]; it must be finite and not zero."""
+def read_scalar(tensor: StoredTensor, *, divisor: bool = False) -> np.float32:
+    """The one value of a tensor of shape [] or [1]; it must be finite, and not zero if it is a `divisor`."""
     if tensor.shape not in ((), (1,)):
         raise CheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)} instead of one value; the"
             " checkpoint is damaged, quantise it again."
         )
     value = SCALES[tensor.dtype](tensor.read(0, tensor.n_bytes))[0]
-    if not np.isfinite(value) or value == 0:
+    if not np.isfinite(value) or (divisor and value == 0):
         raise CheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} is {value}, which is no scale; quantise the checkpoint again."
+            f"{tensor.path}: tensor {tensor.name!r} is {value}, which is no scale; the checkpoint is damaged, quantise it again."
         )
     return np.float32(value)

@@ -59,9 +59,8 @@ def read_compressed_tensors(fields: Fields) -> ModuleReader:
 
     def read(module: Module) -> Source:
         if matches(ignore, module, fields.path):
-            weight = next(iter(module.parts.values()))
             raise CheckpointError(
-                f"{weight.path}: tensor {weight.name!r} is quantised, but '{fields.prefix}ignore' of {fields.path.name}"
+                f"{module.label} is quantised, but '{fields.prefix}ignore' of {fields.path.name}"
                 " says it is not; download both again."
             )
         scheme = choose(schemes, module, fields.path)
@@ -73,10 +72,9 @@ def read_compressed_tensors(fields: Fields) -> ModuleReader:
 def _require(scheme: Scheme, module: Module, kinds: Mapping[tuple[str, int], Code]) -> Code:
     code = kinds.get((scheme.kind, scheme.bits))
     if code is None:
-        weight = next(iter(module.parts.values()))
         known = " or ".join(f"{kind}{bits}" for kind, bits in kinds)
         raise UnsupportedCheckpointError(
-            f"{weight.path}: tensor {weight.name!r} is {scheme.kind}{scheme.bits} in the format {scheme.format}, which"
+            f"{module.label} is {scheme.kind}{scheme.bits} in the format {scheme.format}, which"
             f" is not read ({known} is); convert the original."
         )
     return code
@@ -86,7 +84,7 @@ def _check_groups(scheme: Scheme, tensor: StoredTensor, shape: Shape) -> None:
     if scheme.strategy.endswith("group") and shape[1] % scheme.group_size:
         raise CheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} has {shape[1]} columns, which groups of {scheme.group_size}"
-            f" ('{scheme.where}.weights.group_size') do not divide."
+            f" ({scheme.where + '.group_size'!r}) do not divide."
         )
 
 
@@ -99,7 +97,7 @@ def _plain_codes(
     shape = matrix_shape(tensor, code)
     _check_groups(scheme, tensor, shape)
     tile = scheme.tile(shape)
-    scales = read_scales(module, "weight_scale", code, shape, tile, scale_dtypes)
+    scales = read_scales(module, "weight_scale", shape, tile, scale_dtypes)
     zero_points: Grid | None = None
     if not scheme.symmetric:
         if code is not codes.INT8:
@@ -141,7 +139,7 @@ def _pack_quantized(module: Module, scheme: Scheme) -> Source:
     shape = _stored_shape(module, tensor, 4 * code.per_byte)
     _check_groups(scheme, tensor, shape)
     tile = scheme.tile(shape)
-    scales = read_scales(module, "weight_scale", code, shape, tile)
+    scales = read_scales(module, "weight_scale", shape, tile)
     zero_points = None if scheme.symmetric else _packed_zero_points(module, scheme, code, shape)
     groups = _activation_order(module, scheme, shape)
     return QuantizedMatrix(shape, tensor, code, scales, zero_points, groups)
@@ -179,9 +177,9 @@ def _packed_zero_points(module: Module, scheme: Scheme, code: Code, shape: Shape
 
 def _activation_order(module: Module, scheme: Scheme, shape: Shape) -> npt.NDArray[np.int64] | None:
     """The group of each column; None if groups are neighbouring columns (absent, or all -1)."""
-    tensor = module.optional("weight_g_idx", _INTEGERS)
-    if tensor is None:
+    if not scheme.reordered and "weight_g_idx" not in module.parts:
         return None
+    tensor = module.part("weight_g_idx", _INTEGERS)
     check_shape(tensor, (shape[1],))
     groups = read_integers(tensor)
     if (groups == -1).all():
@@ -203,14 +201,14 @@ def _fp4(module: Module, scheme: Scheme, scale_dtypes: Collection[str]) -> Quant
         raise UnsupportedCheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} has float weights with zero points; convert the original."
         )
-    scales = read_scales(module, "weight_scale", code, shape, scheme.tile(shape), scale_dtypes)
+    scales = read_scales(module, "weight_scale", shape, scheme.tile(shape), scale_dtypes)
     return QuantizedMatrix(shape, tensor, code, scales)
 
 
 def _nvfp4(module: Module, scheme: Scheme) -> Source:
     """Scales are E4M3, divided by one F32 number for the whole tensor."""
     matrix = _fp4(module, scheme, ("F8_E4M3",))
-    global_scale = read_scalar(module.part("weight_global_scale", codes.SCALE_FLOATS))
+    global_scale = read_scalar(module.part("weight_global_scale", ("F32",)), divisor=True)
     return replace(matrix, scales=replace(matrix.scales, per_tensor=global_scale, inverse=True))
 
 

@@ -29,7 +29,7 @@ def read_fp8(fields: Fields) -> ModuleReader:
         # Both names mean the same factor.
         part = "weight_scale" if "weight_scale" in module.parts else "weight_scale_inv"
         single = block is None and module.part(part, _SCALE_DTYPES).shape in _SINGLE
-        scales = read_scales(module, part, codes.E4M3, shape, shape if single else block or _BLOCK, _SCALE_DTYPES)
+        scales = read_scales(module, part, shape, shape if single else block or _BLOCK, _SCALE_DTYPES)
         return QuantizedMatrix(shape, tensor, codes.E4M3, scales)
 
     return read

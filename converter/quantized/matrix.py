@@ -15,13 +15,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
+from typing_extensions import override
 
 from dflash2.converter.quantized.codes import SCALES, Code
 from dflash2.converter.safetensors_file import StoredTensor
-from dflash2.converter.sources import Bytes, Floats
+from dflash2.converter.sources import Bytes, Floats, Source
 from dflash2.errors import CheckpointError
-
-_F32_MAX = float(np.finfo(np.float32).max)
 
 
 class Grid(Protocol):
@@ -40,12 +39,11 @@ class Scales:
     """A grid of scales; `tensor` is [tiles down, tiles across].
 
     `per_tensor` is a second scale of the whole matrix: multiplied (modelopt) or, if `inverse`, divided by
-    (compressed-tensors). `largest` is the largest weight before scaling, so that products stay finite.
+    (compressed-tensors).
     """
 
     tensor: StoredTensor
     tile: tuple[int, int]
-    largest: float
     per_tensor: np.float32 | None = None
     inverse: bool = False
 
@@ -61,11 +59,11 @@ class Scales:
         with np.errstate(over="ignore", invalid="ignore"):
             if self.per_tensor is not None:
                 scales = scales / self.per_tensor if self.inverse else scales * self.per_tensor
-            if not (np.abs(scales) <= _F32_MAX / self.largest).all():
-                raise CheckpointError(
-                    f"{self.tensor.path}: tensor {self.tensor.name!r} has a scale that is not finite or too large;"
-                    " the checkpoint is damaged, download it again."
-                )
+        if not np.isfinite(scales).all():
+            raise CheckpointError(
+                f"{self.tensor.path}: tensor {self.tensor.name!r} has a scale that is not finite; the checkpoint is"
+                " damaged, download it again."
+            )
         return scales[picked.rows]
 
 
@@ -125,13 +123,13 @@ def _tile_rows(tensor: StoredTensor, height: int, start: int, count: int) -> tup
 
 
 @dataclass(frozen=True)
-class QuantizedMatrix:
+class QuantizedMatrix(Source):
     """Source of a matrix [rows, columns] stored as codes.
 
     `groups`, if given, names the scale of each column (activation order); otherwise neighbouring columns share one.
     """
 
-    shape: tuple[int, int]
+    size: tuple[int, int]
     tensor: StoredTensor
     code: Code
     scales: Scales
@@ -139,27 +137,30 @@ class QuantizedMatrix:
     groups: npt.NDArray[np.int64] | None = None
 
     @property
+    @override
+    def shape(self) -> tuple[int, ...]:
+        return self.size
+
+    @property
+    @override
     def label(self) -> str:
-        """File and tensor, for messages."""
         return f"{self.tensor.path}: tensor {self.tensor.name!r}"
 
     @property
+    @override
     def raw_type(self) -> GGMLQuantizationType | None:
-        """None: the values are computed."""
         return None
 
+    @override
     def raw(self, start: int, count: int) -> Bytes:
-        """There are no bytes of a GGUF type."""
-        raise NotImplementedError(f"{self.label} is quantised; read its rows")
+        return self.rows(start, count).reshape(-1).view(np.uint8)
 
+    @override
     def rows(self, start: int, count: int) -> Floats:
-        """Rows start to start + count, [count, columns] F32; raises CheckpointError for a weight that is NaN."""
-        row_bytes = self.tensor.n_bytes // self.shape[0]
+        row_bytes = self.tensor.n_bytes // self.size[0]
         data = self.tensor.read(start * row_bytes, count * row_bytes)
-        values = self.code.read(data).reshape(count, -1)[:, : self.shape[1]]
-        values = np.ascontiguousarray(values)
-        if self.code.has_nan and np.isnan(values).any():
-            raise CheckpointError(f"{self.label} has a weight that is not a number; the checkpoint is damaged.")
+        # Packing to whole words can leave values past the last column.
+        values = np.ascontiguousarray(self.code.read(data).reshape(count, -1)[:, : self.size[1]])
         if self.zero_points is not None:
             self._apply(np.subtract, values, self.zero_points, start)
         self._apply(np.multiply, values, self.scales, start)
@@ -167,15 +168,20 @@ class QuantizedMatrix:
 
     def _apply(self, operation: np.ufunc, values: Floats, grid: Grid, start: int) -> None:
         """`values` = `operation`(values, the grid's number for each), in place."""
+        numbers = grid.rows(start, len(values))
+        # A product beyond F32 is infinite, which the encoder refuses for every source.
+        with np.errstate(over="ignore"):
+            self._apply_numbers(operation, values, numbers, grid.width)
+
+    def _apply_numbers(self, operation: np.ufunc, values: Floats, numbers: Floats, width: int) -> None:
         count, columns = values.shape
-        numbers = grid.rows(start, count)
         if self.groups is not None:
             operation(values, numbers[:, self.groups], out=values)
-        elif columns % grid.width == 0:
-            tiles = values.reshape(count, -1, grid.width)
+        elif columns % width == 0:
+            tiles = values.reshape(count, -1, width)
             operation(tiles, numbers[:, :, None], out=tiles)
         else:
-            operation(values, np.repeat(numbers, grid.width, axis=1)[:, :columns], out=values)
+            operation(values, np.repeat(numbers, width, axis=1)[:, :columns], out=values)
 
 
 def tiles_of(shape: tuple[int, int], tile: tuple[int, int]) -> tuple[int, int]:

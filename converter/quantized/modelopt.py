@@ -37,9 +37,8 @@ def _named(readers: dict[str, ModuleReader], module: Module, fields: Fields) -> 
     for name in module.names:
         if name in readers:
             return readers[name]
-    weight = next(iter(module.parts.values()))
     raise CheckpointError(
-        f"{weight.path}: tensor {weight.name!r} is quantised, but '{fields.prefix}quantized_layers' in {fields.path}"
+        f"{module.label} is quantised, but '{fields.prefix}quantized_layers' in {fields.path}"
         " does not name it; download both again."
     )
 
@@ -58,7 +57,7 @@ def _fp8(module: Module, group: int) -> Source:  # noqa: ARG001
     """One scale per tensor."""
     tensor = module.part("weight", (codes.E4M3.dtype,))
     shape = matrix_shape(tensor, codes.E4M3)
-    scales = read_scales(module, "weight_scale", codes.E4M3, shape, shape)
+    scales = read_scales(module, "weight_scale", shape, shape)
     return QuantizedMatrix(shape, tensor, codes.E4M3, scales)
 
 
@@ -66,7 +65,7 @@ def _fp8_per_channel(module: Module, group: int) -> Source:  # noqa: ARG001
     """One scale per row."""
     tensor = module.part("weight", (codes.E4M3.dtype,))
     shape = matrix_shape(tensor, codes.E4M3)
-    scales = read_scales(module, "weight_scale", codes.E4M3, shape, (1, shape[1]))
+    scales = read_scales(module, "weight_scale", shape, (1, shape[1]))
     return QuantizedMatrix(shape, tensor, codes.E4M3, scales)
 
 
@@ -79,7 +78,7 @@ def _nvfp4(module: Module, group: int) -> Source:
         raise CheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} has {shape[1]} columns, which groups of {group} do not divide."
         )
-    scales = read_scales(module, "weight_scale", code, shape, (1, group), (codes.E4M3.dtype,))
+    scales = read_scales(module, "weight_scale", shape, (1, group), (codes.E4M3.dtype,))
     per_tensor = codes.read_scalar(module.part("weight_scale_2", ("F32",)))
     return QuantizedMatrix(shape, tensor, code, replace(scales, per_tensor=per_tensor))
 

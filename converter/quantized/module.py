@@ -25,25 +25,23 @@ class Module:
     @property
     def names(self) -> tuple[str, ...]:
         """The module's name here and in the file; a configuration may use either."""
-        stored = next(iter(self.parts.values())).name
-        return self.name, stored.rpartition(".")[0]
+        return self.name, self._any_part.name.rpartition(".")[0]
+
+    @property
+    def label(self) -> str:
+        """File and tensor, for messages about the whole module."""
+        return f"{self._any_part.path}: tensor {self._any_part.name!r}"
+
+    @property
+    def _any_part(self) -> StoredTensor:
+        return next(iter(self.parts.values()))
 
     def part(self, name: str, dtypes: Collection[str]) -> StoredTensor:
         """The part `name`; raises CheckpointError if it is missing or of another dtype."""
-        tensor = self.optional(name, dtypes)
-        if tensor is None:
-            other = next(iter(self.parts.values()))
-            raise CheckpointError(
-                f"{other.path}: tensor '{self.names[1]}.{name}' is missing beside {other.name!r}; download the"
-                " checkpoint again."
-            )
-        return tensor
-
-    def optional(self, name: str, dtypes: Collection[str]) -> StoredTensor | None:
-        """Like `part`, None if missing."""
         tensor = self.parts.get(name)
         if tensor is None:
-            return None
+            missing = f"{self.names[1]}.{name}"
+            raise CheckpointError(f"{self.label} has no {missing!r} beside it; download the checkpoint again.")
         if tensor.dtype not in dtypes:
             raise CheckpointError(
                 f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.dtype} instead of {' or '.join(dtypes)};"
@@ -68,15 +66,11 @@ ModuleReader = Callable[[Module], Source]
 
 def matrix_shape(tensor: StoredTensor, code: Code) -> Shape:
     """Rows and columns of a matrix stored as bytes."""
-    return _two_dimensional(tensor, code.per_byte)
-
-
-def _two_dimensional(tensor: StoredTensor, per_byte: int) -> Shape:
     if len(tensor.shape) != 2 or not all(tensor.shape):
         raise UnsupportedCheckpointError(
             f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}; only matrices are dequantised."
         )
-    return tensor.shape[0], tensor.shape[1] * per_byte
+    return tensor.shape[0], tensor.shape[1] * code.per_byte
 
 
 def check_shape(tensor: StoredTensor, *allowed: tuple[int, ...]) -> None:
@@ -102,11 +96,9 @@ def grid_shapes(shape: Shape, tile: Shape) -> tuple[tuple[int, ...], ...]:
     return (down, across), *column, *single
 
 
-def read_scales(
-    module: Module, part: str, code: Code, shape: Shape, tile: Shape, dtypes: Collection[str] = SCALE_FLOATS
-) -> Scales:
+def read_scales(module: Module, part: str, shape: Shape, tile: Shape, dtypes: Collection[str] = SCALE_FLOATS) -> Scales:
     """The grid of scales in `part`, checked against the weight's `shape` and the `tile` of one scale."""
     tensor = module.part(part, dtypes)
     tile = fit_tile(shape, tile)
     check_shape(tensor, *grid_shapes(shape, tile))
-    return Scales(tensor, tile, code.largest)
+    return Scales(tensor, tile)

@@ -12,11 +12,16 @@ from dflash2.errors import CheckpointError
 
 _REGEX = "re:"
 _MAX_REGEX = 1000
+# Values of `actorder` that leave the file with a group for each column; others only guide the calibration.
+_REORDERED = (True, "group", "dynamic")
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One config group: how the weights of its `targets` are stored. `tile` is None for one scale per tensor."""
+    """One config group: how the weights of its `targets` are stored; `where` is its key in config.json.
+
+    `reordered`: each column names its group (activation order), instead of neighbours sharing one.
+    """
 
     where: str
     targets: tuple[str, ...]
@@ -27,6 +32,7 @@ class Scheme:
     strategy: str
     group_size: int
     block: Shape
+    reordered: bool
 
     def tile(self, shape: Shape) -> Shape:
         """Rows and columns that share a scale."""
@@ -43,17 +49,26 @@ def read_scheme(top: Fields, name: str, group: object) -> Scheme | None:
     weights = Fields(top.path, (fields.section("weights"),), f"{where}.weights.")
     if not weights.scopes[0]:
         return None
-    for key, harmful in (("dynamic", True), ("actorder", True)):
-        if weights.get(key) is harmful:
-            raise weights.wrong(key, "is true, which says nothing about stored weights")
+    if weights.get("dynamic") is True:
+        raise weights.wrong("dynamic", "is true, which says nothing about stored weights")
     kind = (weights.text("type") or "int").lower()
     bits = 8 if weights.get("num_bits") is None else weights.integer("num_bits", maximum=64)
     strategy, group_size, block = _read_strategy(weights)
     format_name = fields.text("format") or top.text("format")
     if format_name is None:
         raise top.missing("format")
-    symmetric = weights.flag("symmetric") is not False
-    return Scheme(where, read_names(fields, "targets"), format_name, bits, kind, symmetric, strategy, group_size, block)
+    return Scheme(
+        where=f"{where}.weights",
+        targets=read_names(fields, "targets"),
+        format=format_name,
+        bits=bits,
+        kind=kind,
+        symmetric=weights.flag("symmetric") is not False,
+        strategy=strategy,
+        group_size=group_size,
+        block=block,
+        reordered=weights.get("actorder") in _REORDERED,
+    )
 
 
 def _read_strategy(weights: Fields) -> tuple[str, int, Shape]:
@@ -94,10 +109,8 @@ def choose(schemes: tuple[Scheme, ...], module: Module, path: Path) -> Scheme:
     classes = [scheme for scheme in schemes if "Linear" in scheme.targets]
     found = named or classes
     if len(found) != 1:
-        weight = next(iter(module.parts.values()))
         raise CheckpointError(
-            f"{weight.path}: tensor {weight.name!r} is quantised, but {len(found)} groups of 'config_groups' in {path}"
-            " name it instead of one."
+            f"{module.label} is quantised, but {len(found)} groups of 'config_groups' in {path} name it instead of one."
         )
     return found[0]
 
