@@ -105,6 +105,6 @@ def read_scalar(tensor: StoredTensor, *, divisor: bool = False) -> np.float32:
     value = SCALES[tensor.dtype](tensor.read(0, tensor.n_bytes))[0]
     if not np.isfinite(value) or (divisor and value == 0):
         raise CheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} is {value}, which is no scale; the checkpoint is damaged, quantise it again."
+            f"{tensor.path}: tensor {tensor.name!r} is {value}, which is no scale; the checkpoint is damaged."
         )
     return np.float32(value)
