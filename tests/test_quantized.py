@@ -336,6 +336,26 @@ def test_a_checkpoint_without_a_description_is_passed_on(tmp_path):
     assert notes == ()
 
 
+def test_embeddings_and_linear_layers_go_by_the_group_of_their_class(tmp_path):
+    linear = weight_scheme("int-quantized", **INT8, **CHANNEL)
+    config = quantization_config(linear)
+    embedding = weight_scheme("int-quantized", **INT8, **CHANNEL, **ASYMMETRIC)
+    config["config_groups"]["group_1"] = embedding.model_dump(mode="json") | {"targets": ["Embedding"]}
+    state, table = compress(random_weight((5, 6)), linear), compress(random_weight((7, 6), seed=1), embedding)
+    extra = {f"embed_tokens.{part}": tensor for part, tensor in table.items()}
+    sources, _ = open_parts(tmp_path, {"quantization_config": config}, state, extra)
+    assert same_bits(all_rows(sources[f"{MODULE}.weight"]), decompress(state, linear))
+    assert same_bits(all_rows(sources["embed_tokens.weight"]), decompress(table, embedding))
+
+
+def test_a_quantised_cache_alone_leaves_weights_alone(tmp_path):
+    description = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(description))
+    sources, notes = open_parts(tmp_path, {}, {"weight": torch.ones(2, 3), "k_scale": torch.tensor(0.5)})
+    assert isinstance(sources[f"{MODULE}.weight"], Stored)
+    assert notes == ("k_scale left out: scales of activations or of the cache, not of weights.",)
+
+
 def test_groups_for_named_modules_go_before_groups_for_classes(tmp_path):
     int4 = weight_scheme("pack-quantized", **INT4, **group(8))
     int8 = weight_scheme("int-quantized", **INT8, **CHANNEL)

@@ -245,6 +245,12 @@ DAMAGED: dict[str, tuple[dict, Tensors, str]] = {
         int4_parts() | {"weight_g_idx": ("I32", np.append(np.arange(COLUMNS - 1) // 8, -1).astype(np.int32))},
         "{file}: tensor '{name}.weight_g_idx' does not name each of 5 groups; download it again.",
     ),
+    "no algorithm": (
+        {"quant_method": "modelopt"},
+        modelopt_parts(),
+        "{file}: tensor '{name}.weight_scale' is quantised, but {config} has no 'quantization_config.quant_algo'; download"
+        " both again.",
+    ),
     "ignored but quantised": (
         INT4 | {"ignore": [f"re:.*{MODULE[-9:]}"]},
         int4_parts(),
@@ -369,9 +375,9 @@ WRONG_KEYS: dict[str, tuple[dict, str]] = {
         "'quantization_config.weight_block_size' is [128], not two positive sizes.",
     ),
     "no method": ({"bits": 4}, "'quantization_config.quant_method' is missing; convert the BF16, F16 or F32 original."),
-    "no algorithm": (
-        {"quant_method": "modelopt"},
-        "'quantization_config.quant_algo' is missing; add the value the drafter was trained with.",
+    "no format": (
+        {"quant_method": "compressed-tensors", "config_groups": INT4["config_groups"]},
+        "'quantization_config.format' is missing; download it again.",
     ),
 }
 

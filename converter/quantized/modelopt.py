@@ -21,7 +21,8 @@ def read_modelopt(fields: Fields) -> ModuleReader:
     """A reader of the modules of a checkpoint with this description."""
     algorithm = fields.text("quant_algo")
     if algorithm is None:
-        raise fields.missing("quant_algo")
+        # Only the cache is quantised.
+        return lambda module: _undescribed(module, fields)
     if algorithm != _MIXED:
         return _reader(fields, algorithm)
     readers: dict[str, ModuleReader] = {}
@@ -31,6 +32,12 @@ def read_modelopt(fields: Fields) -> ModuleReader:
         scope = Fields(fields.path, (layer,), f"{fields.prefix}quantized_layers.{name}.")
         readers[name] = _reader(scope, scope.text("quant_algo"))
     return lambda module: _named(readers, module, fields)(module)
+
+
+def _undescribed(module: Module, fields: Fields) -> Source:
+    raise CheckpointError(
+        f"{module.label} is quantised, but {fields.path} has no '{fields.prefix}quant_algo'; download both again."
+    )
 
 
 def _named(readers: dict[str, ModuleReader], module: Module, fields: Fields) -> ModuleReader:

@@ -12,6 +12,7 @@ from dflash2.errors import CheckpointError
 
 _REGEX = "re:"
 _MAX_REGEX = 1000
+_EMBEDDING = "embed_tokens"
 # Values of `actorder` that leave the file with a group for each column; others only guide the calibration.
 _REORDERED = (True, "group", "dynamic")
 
@@ -56,7 +57,7 @@ def read_scheme(top: Fields, name: str, group: object) -> Scheme | None:
     strategy, group_size, block = _read_strategy(weights)
     format_name = fields.text("format") or top.text("format")
     if format_name is None:
-        raise top.missing("format")
+        raise top.wrong("format", "is missing; download it again")
     return Scheme(
         where=f"{where}.weights",
         targets=read_names(fields, "targets"),
@@ -102,11 +103,12 @@ def read_names(fields: Fields, key: str) -> tuple[str, ...]:
 
 
 def choose(schemes: tuple[Scheme, ...], module: Module, path: Path) -> Scheme:
-    """The group whose targets name the module; a group for a class of modules (`Linear`) takes what no name takes."""
+    """The group whose targets name the module; a group for its class takes what no name takes."""
     if len(schemes) == 1:
         return schemes[0]
+    kind = "Embedding" if module.name.endswith(_EMBEDDING) else "Linear"
     named = [scheme for scheme in schemes if matches(scheme.targets, module, path)]
-    classes = [scheme for scheme in schemes if "Linear" in scheme.targets]
+    classes = [scheme for scheme in schemes if kind in scheme.targets]
     found = named or classes
     if len(found) != 1:
         raise CheckpointError(
