@@ -248,8 +248,8 @@ DAMAGED: dict[str, tuple[dict, Tensors, str]] = {
     "no algorithm": (
         {"quant_method": "modelopt"},
         modelopt_parts(),
-        "{file}: tensor '{name}.weight_scale' is quantised, but {config} has no 'quantization_config.quant_algo'; download"
-        " both again.",
+        "{file}: tensor '{name}.weight_scale' is quantised, but {config} has no 'quantization_config.quant_algo';"
+        " download both again.",
     ),
     "ignored but quantised": (
         INT4 | {"ignore": [f"re:.*{MODULE[-9:]}"]},

@@ -39,7 +39,8 @@ class Code:
             # Every byte is a valid index; "clip" spares numpy's copy for the check.
             part = slice(start, start + _LOOKUP)
             np.take(entries, data[part], out=found[part], mode="clip")
-        return found.view(np.float32)
+        numbers: Floats = found.view(np.float32)
+        return numbers
 
 
 def _pairs(nibbles: Floats) -> Floats:
