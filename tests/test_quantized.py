@@ -348,7 +348,16 @@ def test_embeddings_and_linear_layers_go_by_the_group_of_their_class(tmp_path):
     assert same_bits(all_rows(sources["embed_tokens.weight"]), decompress(table, embedding))
 
 
-def test_a_quantised_cache_alone_leaves_weights_alone(tmp_path):
+@pytest.mark.parametrize("groups", [{}, {"group_0": {"targets": ["Linear"], "weights": None}}])
+def test_compressed_tensors_of_a_cache_alone_leaves_weights_alone(tmp_path, groups):
+    config = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": groups}
+    config["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    parts = {"weight": torch.ones(2, 3), "k_scale": torch.tensor(0.5)}
+    sources, _ = open_parts(tmp_path, {"quantization_config": config}, parts)
+    assert isinstance(sources[f"{MODULE}.weight"], Stored)
+
+
+def test_modelopt_of_a_cache_alone_leaves_weights_alone(tmp_path):
     description = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(description))
     sources, notes = open_parts(tmp_path, {}, {"weight": torch.ones(2, 3), "k_scale": torch.tensor(0.5)})

@@ -105,6 +105,15 @@ def test_the_undamaged_checkpoints_are_read(tmp_path, quantization, parts):
     assert np.unique(values).size == 1
 
 
+def test_a_block_far_larger_than_the_matrix_is_one_scale(tmp_path):
+    """And takes no more memory than the matrix."""
+    parts = fp8_parts() | {"weight_scale_inv": ("F32", np.full((1, 1), 0.5, np.float32))}
+    huge = {"quant_method": "fp8", "weight_block_size": [2**31 - 1, 2**31 - 1]}
+    (values,) = read_all(tmp_path, huge, parts)
+    assert values.shape == (ROWS, COLUMNS)
+    assert (values == 0.5).all()
+
+
 def without(parts: Tensors, name: str) -> Tensors:
     return {part: tensor for part, tensor in parts.items() if part != name}
 
@@ -251,6 +260,12 @@ DAMAGED: dict[str, tuple[dict, Tensors, str]] = {
         "{file}: tensor '{name}.weight_scale' is quantised, but {config} has no 'quantization_config.quant_algo';"
         " download both again.",
     ),
+    "no group for weights": (
+        INT4 | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": None}}},
+        int4_parts(),
+        "{file}: tensor '{name}.weight_packed' is quantised, but 0 groups of 'config_groups' in {config} name it"
+        " instead of one.",
+    ),
     "ignored but quantised": (
         INT4 | {"ignore": [f"re:.*{MODULE[-9:]}"]},
         int4_parts(),
@@ -365,10 +380,6 @@ WRONG_KEYS: dict[str, tuple[dict, str]] = {
         scheme("int-quantized", strategy="token"),
         "'quantization_config.config_groups.group_0.weights.strategy' is 'token', which is not a strategy of stored"
         " weights.",
-    ),
-    "no groups": (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-        "'quantization_config.config_groups' has no group that quantises weights.",
     ),
     "block size of one number": (
         {"quant_method": "fp8", "weight_block_size": [128]},

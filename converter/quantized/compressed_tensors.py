@@ -46,8 +46,6 @@ def read_compressed_tensors(fields: Fields) -> ModuleReader:
         for name, group in fields.section("config_groups").items()
         if (scheme := read_scheme(fields, name, group)) is not None
     )
-    if not schemes:
-        raise fields.wrong("config_groups", "has no group that quantises weights")
     for scheme in schemes:
         if scheme.format not in _FORMATS:
             raise UnsupportedCheckpointError(

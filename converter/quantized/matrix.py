@@ -1,9 +1,12 @@
 """A quantised matrix as a source of F32 rows: (code - zero point) * scale, a few rows at a time.
 
 Scales and zero points are grids: one number serves a tile of [rows, columns] weights. Per tensor, per channel,
-per group and per block are tiles of other sizes. Products are F32, as the defining libraries give them when asked
-for F32; what they give in BF16 or F16 is our product rounded once, since a weight's few bits times a BF16 or F16
-scale fit F32 exactly.
+per group and per block are tiles of other sizes.
+
+Products are F32, as the defining libraries give them in F32. compressed-tensors computes in the dtype of its scales
+(NVFP4: in F32, then BF16): that is our product rounded once, since the few bits of a weight times a BF16 or F16 scale
+fit F32 exactly. transformers computes FP8 in F32. modelopt computes NVFP4 in F32; its FP8 rounds the scale to the
+dtype it is asked for, which F32 leaves alone.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _reader(fields: Fields, algorithm: str | None) -> ModuleReader:
     return lambda module: _ALGORITHMS[algorithm](module, group)
 
 
-def _fp8(module: Module, group: int) -> Source:  # noqa: ARG001
+def _fp8(module: Module, _group: int) -> Source:
     """One scale per tensor."""
     tensor = module.part("weight", (codes.E4M3.dtype,))
     shape = matrix_shape(tensor, codes.E4M3)
@@ -68,7 +68,7 @@ def _fp8(module: Module, group: int) -> Source:  # noqa: ARG001
     return QuantizedMatrix(shape, tensor, codes.E4M3, scales)
 
 
-def _fp8_per_channel(module: Module, group: int) -> Source:  # noqa: ARG001
+def _fp8_per_channel(module: Module, _group: int) -> Source:
     """One scale per row."""
     tensor = module.part("weight", (codes.E4M3.dtype,))
     shape = matrix_shape(tensor, codes.E4M3)
