@@ -6,18 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import safetensors_bytes
+from factories_parts import MODULE, Tensors, read_all
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash2.converter.quantized import open_quantized
-from dflash2.converter.safetensors_file import read_safetensors
-from dflash2.converter.sources import row_count
 from dflash2.errors import CheckpointError, Dflash2Error, UnsupportedCheckpointError
 
-MODULE = "layers.0.mlp.down_proj"
 ROWS, COLUMNS = 6, 40
-Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def scheme(format_name: str, **weights: object) -> dict:
@@ -66,26 +61,6 @@ REORDERED = scheme("pack-quantized", strategy="group", group_size=8, actorder="g
 NVFP4 = scheme("nvfp4-pack-quantized", strategy="tensor_group", group_size=16, type="float")
 FP8 = {"quant_method": "fp8", "weight_block_size": [2, 8]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-
-
-def saved(tensors: Tensors) -> bytes:
-    """A safetensors file of any dtypes, without torch."""
-    header, data = {}, b""
-    for name, (dtype, values) in tensors.items():
-        offsets = [len(data), len(data) + values.nbytes]
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
-        data += values.tobytes()
-    return safetensors_bytes(json.dumps(header), data)
-
-
-def read_all(folder: Path, quantization: object, parts: Tensors) -> list[np.ndarray]:
-    """Open a checkpoint of one quantised module and read every row."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "model.safetensors"
-    path.write_bytes(saved({f"{MODULE}.{part}": tensor for part, tensor in parts.items()}))
-    stored = {tensor.name: tensor for tensor in read_safetensors(path)}
-    sources, _ = open_quantized({"quantization_config": quantization}, folder, stored)
-    return [source.rows(0, row_count(source)) for source in sources.values()]
 
 
 @pytest.mark.parametrize(
