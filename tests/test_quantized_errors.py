@@ -104,6 +104,12 @@ DAMAGED: dict[str, tuple[dict, Tensors, str]] = {
         without(int4_parts(), "weight_scale"),
         "{file}: tensor '{name}.weight_packed' has no '{name}.weight_scale' beside it; download the checkpoint again.",
     ),
+    "missing scale of an unpacked weight": (
+        FP8,
+        without(fp8_parts(), "weight_scale_inv"),
+        "{file}: tensor '{name}.weight' is stored as F8_E4M3 and has no scale beside it; download the checkpoint"
+        " again.",
+    ),
     "missing shape": (
         INT4,
         without(int4_parts(), "weight_shape"),

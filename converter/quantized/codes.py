@@ -55,7 +55,8 @@ def _e4m3() -> Floats:
     exponent, mantissa = byte >> 3 & 15, byte & 7
     magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
     magnitude[byte & 127 == 127] = np.nan
-    return np.where(byte & 128, -magnitude, magnitude).astype(np.float32)
+    values: Floats = np.where(byte & 128, -magnitude, magnitude).astype(np.float32)
+    return values
 
 
 def _e2m1() -> Floats:

@@ -63,6 +63,8 @@ _ACTIVATION_PARTS = (
 )  # fmt: skip
 # Parts that only quantised modules have, whatever the method.
 _WEIGHT_PARTS = tuple(sorted({part for method in _METHODS.values() for part in method.parts}))
+# Dtypes in which weights are codes, nothing without a scale.
+_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32")
 
 
 def open_quantized(
@@ -107,6 +109,7 @@ def open_quantized(
         entry = Module(module, parts)
         sources[weight_name] = reader(entry)
         entry.check_all_used()
+    _refuse_unscaled(sources)
     return sources, _notes(name, len(modules), dropped)
 
 
@@ -158,6 +161,15 @@ def _refuse_undescribed(folder: Path, stored: Mapping[str, StoredTensor]) -> Non
             raise CheckpointError(
                 f"{tensor.path}: tensor {tensor.name!r} belongs to a quantised weight, but neither {_CONFIG} nor"
                 f" {_MODELOPT_CONFIG} in {folder} says how it is quantised; download them."
+            )
+
+
+def _refuse_unscaled(sources: Mapping[str, Source]) -> None:
+    for name, source in sources.items():
+        if isinstance(source, Stored) and name.endswith(".weight") and source.tensor.dtype in _CODES:
+            raise CheckpointError(
+                f"{source.label} is stored as {source.tensor.dtype} and has no scale beside it; download the checkpoint"
+                " again."
             )
 
 
