@@ -234,17 +234,23 @@ def test_what_codebooks_of_another_rank_became_is_said(tmp_path, target, outtype
     assert done.notes[0].endswith(f"{stored} for selector_predecessor.weight, selector_successor.weight.")
 
 
-@pytest.mark.parametrize(
-    ("outtype", "rank", "stored"),
-    [("q2_k", 256, "Q4_K"), ("q3_k_s", 256, "Q3_K"), ("iq4_nl", 64, "Q8_0"), ("iq4_nl", 256, "IQ4_NL")],
-)
-def test_codebooks_are_spared_where_the_mixture_would_do_harm(tmp_path, target, outtype, rank, stored):
-    """Two bits cost accepted tokens; CUDA looks up rows of IQ4_NL in multiples of 256 only."""
-    drafter = make_wide_drafter(tmp_path / "drafter", dflash_config={"selector_rank": rank})
-    convert(drafter, target, tmp_path / "out.gguf", outtype=outtype)
+def test_two_bit_files_spare_what_two_bits_harm_most(tmp_path, drafter, target):
+    convert(drafter, target, tmp_path / "out.gguf", outtype="q2_k")
     types = types_of(tmp_path / "out.gguf")
-    assert types["selector_predecessor.weight"] == types["selector_successor.weight"] == stored
-    convert(drafter, target, tmp_path / "out.gguf", outtype=outtype, tensor_types=[("selector_pre", "q4_0")])
+    spared = {name for name, kind in types.items() if kind == "Q4_K"}
+    tender = {"fc.weight", "selector_hidden.weight", "selector_predecessor.weight", "selector_successor.weight"}
+    assert spared == tender | {f"blk.{layer}.{part}_conv_proj.weight" for layer in (0, 1) for part in ("attn", "ffn")}
+    assert types["blk.0.attn_q.weight"] == "Q2_K"
+    convert(drafter, target, tmp_path / "out.gguf", outtype="q2_k", tensor_types=[("fc|codebook|selector", "q2_k")])
+    types = types_of(tmp_path / "out.gguf")
+    assert types["fc.weight"] == types["selector_predecessor.weight"] == "Q2_K"
+    assert types["blk.0.attn_conv_proj.weight"] == "Q4_K"
+
+
+@pytest.mark.parametrize(("rank", "stored"), [(64, "Q8_0"), (256, "IQ4_NL")])
+def test_short_codebook_rows_get_no_type_that_cuda_cannot_look_up(tmp_path, target, rank, stored):
+    drafter = make_wide_drafter(tmp_path / "drafter", dflash_config={"selector_rank": rank})
+    convert(drafter, target, tmp_path / "out.gguf", outtype="iq4_nl", tensor_types=[("selector_pre", "q4_0")])
     types = types_of(tmp_path / "out.gguf")
     assert (types["selector_predecessor.weight"], types["selector_successor.weight"]) == ("Q4_0", stored)
 
