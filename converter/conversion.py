@@ -9,11 +9,11 @@ from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import read_config
 from dflash2.converter.fields import load_json_object
+from dflash2.converter.libllama import write_typed
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.outtypes import parse_outtype
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
-from dflash2.converter.quantization import write_quantised
 from dflash2.converter.quantized import open_quantized
 from dflash2.converter.target import check_pair, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
@@ -75,7 +75,7 @@ def convert(
     types = plan_types(plan.tensors, wanted, tensor_types)
     metadata = build_metadata(config, facts, drafter, wanted.file_type, plan.n_parameters)
     with replacing(output) as temporary:
-        type_notes = write_quantised(temporary, metadata, types, progress)
+        type_notes = write_typed(temporary, metadata, types, progress)
     return Conversion(
         output=output,
         config=config,

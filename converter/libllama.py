@@ -33,7 +33,7 @@ _EXACT, _QUANTISING, _RESULT = (0.0, 0.25), (0.25, 0.9), (0.9, 1.0)
 
 
 @contextmanager
-def quantised(
+def _quantised(
     beside: Path, metadata: Sequence[Entry], types: TypePlan, progress: Progress | None
 ) -> Iterator[tuple[EncodedTensor, ...]]:
     """The tensors of `types` as llama.cpp quantises them, in the same order; readable inside the block only.
@@ -47,13 +47,13 @@ def quantised(
     # Where every matrix has its type already, the mixture is any quantised one.
     mixture = LlamaFileType.MOSTLY_Q8_0 if types.outtype.direct else types.outtype.file_type
     try:
-        write_gguf(exact, keys, types.tensors, progress=scaled(progress, _EXACT, total))
+        write_gguf(exact, keys, types.tensors, progress=_scaled(progress, _EXACT, total))
         native.quantize_gguf(
             exact,
             result,
             file_type=mixture,
             tensor_types=types.fixed,
-            progress=scaled(progress, _QUANTISING, total),
+            progress=_scaled(progress, _QUANTISING, total),
         )
         exact.unlink()  # the larger of the two: the result needs the room
         yield _read_back(types, read_gguf_info(result))
@@ -62,20 +62,18 @@ def quantised(
         result.unlink(missing_ok=True)
 
 
-def write_quantised(
-    path: Path, metadata: Sequence[Entry], types: TypePlan, progress: Progress | None
-) -> tuple[str, ...]:
-    """Write the file that `types` plans; returns what a user should know of it. Raises as `quantised`."""
+def write_typed(path: Path, metadata: Sequence[Entry], types: TypePlan, progress: Progress | None) -> tuple[str, ...]:
+    """Write the file that `types` plans; returns what a user should know of it. Raises as `_quantised`."""
     if not types.by_llama_cpp:
         write_gguf(path, metadata, types.tensors, progress=progress)
         return types.notes({tensor.planned.name: tensor.type for tensor in types.tensors})
     total = sum(tensor.n_bytes for tensor in types.tensors)
-    with quantised(path, metadata, types, progress) as tensors:
-        write_gguf(path, metadata, tensors, progress=scaled(progress, _RESULT, total))
+    with _quantised(path, metadata, types, progress) as tensors:
+        write_gguf(path, metadata, tensors, progress=_scaled(progress, _RESULT, total))
     return types.notes({tensor.planned.name: tensor.type for tensor in tensors})
 
 
-def scaled(progress: Progress | None, part: tuple[float, float], total: int) -> Progress | None:
+def _scaled(progress: Progress | None, part: tuple[float, float], total: int) -> Progress | None:
     """`progress` of a whole of `total` bytes, from the progress of one part of it."""
     if progress is None:
         return None
