@@ -58,7 +58,7 @@ SPARED = {
     "selector, fc, conv_proj": ("selector codebooks", "selector_hidden", "fc", "conv_proj"),
     "attn_k, attn_v": ("attn_k", "attn_v"),
 }
-SPARED_IN = {"Q4_K_M": ("Q8_0",), "Q2_K": ("Q4_K", "Q8_0")}
+SPARED_IN = {"Q4_K_M": "Q8_0", "Q3_K_M": "Q4_K", "IQ3_S": "Q4_K", "Q2_K": "Q4_K"}
 WHOLE, CONVERTED, NOTHING = "whole file", "as converted", "-"
 BLOCK = 256
 RESAMPLES = 2000
@@ -118,7 +118,8 @@ def cases() -> Iterator[Case]:
         yield from (Case(group, name) for name in GROUP_TYPES)
     for name in FILE_TYPES:
         yield Case(WHOLE, name)
-        yield from (Case(WHOLE, name, spared, kind) for kind in SPARED_IN.get(name, ()) for spared in SPARED)
+        if name in SPARED_IN:
+            yield from (Case(WHOLE, name, spared, SPARED_IN[name]) for spared in SPARED)
     yield from (Case(CONVERTED, name) for name in FILE_TYPES)
 
 

@@ -255,6 +255,17 @@ def test_short_codebook_rows_get_no_type_that_cuda_cannot_look_up(tmp_path, targ
     assert (types["selector_predecessor.weight"], types["selector_successor.weight"]) == ("Q4_0", stored)
 
 
+def test_values_that_are_computed_go_through_the_quantiser_too(tmp_path, target):
+    """Query and key rows put into llama.cpp's order have no bytes in the checkpoint that could be copied."""
+    drafter = make_wide_drafter(tmp_path / "drafter", rope_is_neox_style=False)
+    convert(drafter, target, tmp_path / "exact.gguf", outtype="f32")
+    convert(drafter, target, tmp_path / "out.gguf", outtype="q5_k_s")
+    before, after = (
+        values_of(read_gguf_info(tmp_path / name), "blk.1.attn_q.weight") for name in ("exact.gguf", "out.gguf")
+    )
+    assert np.sqrt(((after - before) ** 2).mean()) <= ERROR["Q5_K"] * np.sqrt((before**2).mean())
+
+
 def test_progress_rises_to_the_whole(tmp_path, drafter, target):
     seen = []
     convert(drafter, target, tmp_path / "out.gguf", outtype="q4_k_m", progress=lambda *now: seen.append(now))
