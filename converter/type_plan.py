@@ -28,10 +28,11 @@ _FALLBACK = _Type.F16
 # Largest magnitude that llama.cpp's quantiser takes: the scales of its blocks are F16.
 _LARGEST_QUANTISED = 65504.0
 _CODEBOOKS = ("selector_predecessor.weight", "selector_successor.weight")
-# What two bits harm most, for its size (docs/quantization.md); llama.cpp's mixture knows none of them.
+# What two and three bits harm most, for its size (docs/quantization.md); llama.cpp's mixtures know none of them.
 _TENDER = re.compile(r"^(fc|selector_\w+|blk\.\d+\.(attn|ffn)_conv_proj)\.weight$")
+_FEW_BITS = (_Type.Q2_K, _Type.Q3_K, _Type.IQ3_S)
 # Mixtures that would give short rows IQ4_NL, which CUDA looks up only in rows of a multiple of 256.
-_SHORT_ROWS_TO_IQ4_NL = (_Type.IQ3_S, _Type.IQ4_XS, _Type.IQ4_NL)
+_SHORT_ROWS_TO_IQ4_NL = (_Type.IQ4_XS, _Type.IQ4_NL)
 _LONG_ROW = 256
 _LAYER = re.compile(r"^blk\.\d+\.")
 
@@ -108,7 +109,7 @@ def _own_type(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationTyp
 
 def _spared(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationType | None:
     """The type of a matrix where llama.cpp's mixture would do harm; None leaves it to the mixture."""
-    if outtype.tensor_type is _Type.Q2_K and _TENDER.match(tensor.name):
+    if outtype.tensor_type in _FEW_BITS and _TENDER.match(tensor.name):
         return next((spared for spared in (_Type.Q4_K, _Type.Q5_0) if _holds(tensor, spared)), None)
     short = tensor.name in _CODEBOOKS and tensor.shape[-1] % _LONG_ROW
     if short and outtype.tensor_type in _SHORT_ROWS_TO_IQ4_NL and _holds(tensor, _Type.Q8_0):

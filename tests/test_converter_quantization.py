@@ -218,7 +218,8 @@ def test_a_type_that_the_rows_do_not_hold_is_refused_with_those_that_fit(tmp_pat
     [
         ("q4_k_s", 64, "Q5_0", "do not hold Q4_K's blocks of 256: Q5_0 for "),
         ("q6_k", 128, "Q8_0", "do not hold Q6_K's blocks of 256: Q8_0 for "),
-        ("iq3_s", 64, "Q8_0", "do not hold IQ3_S's blocks of 256: Q8_0 for "),
+        ("iq3_s", 64, "Q5_0", "do not hold IQ3_S's blocks of 256: Q5_0 for "),
+        ("iq4_xs", 64, "Q8_0", "do not hold IQ4_XS's blocks of 256: Q8_0 for "),
         ("iq4_nl", 40, "F16", "do not hold IQ4_NL's blocks of 32: F16 for "),
         ("q2_k", 64, "Q5_0", "do not hold Q2_K's blocks of 256: Q5_0 for "),
         ("q4_0", 40, "F16", "do not hold Q4_0's blocks of 32: F16 for "),
@@ -234,16 +235,17 @@ def test_what_codebooks_of_another_rank_became_is_said(tmp_path, target, outtype
     assert done.notes[0].endswith(f"{stored} for selector_predecessor.weight, selector_successor.weight.")
 
 
-def test_two_bit_files_spare_what_two_bits_harm_most(tmp_path, drafter, target):
-    convert(drafter, target, tmp_path / "out.gguf", outtype="q2_k")
+@pytest.mark.parametrize(("outtype", "few"), [("q2_k", "Q2_K"), ("q3_k_s", "Q3_K"), ("iq3_s", "IQ3_S")])
+def test_files_of_few_bits_spare_what_few_bits_harm_most(tmp_path, drafter, target, outtype, few):
+    convert(drafter, target, tmp_path / "out.gguf", outtype=outtype)
     types = types_of(tmp_path / "out.gguf")
-    spared = {name for name, kind in types.items() if kind == "Q4_K"}
     tender = {"fc.weight", "selector_hidden.weight", "selector_predecessor.weight", "selector_successor.weight"}
-    assert spared == tender | {f"blk.{layer}.{part}_conv_proj.weight" for layer in (0, 1) for part in ("attn", "ffn")}
-    assert types["blk.0.attn_q.weight"] == "Q2_K"
-    convert(drafter, target, tmp_path / "out.gguf", outtype="q2_k", tensor_types=[("fc|codebook|selector", "q2_k")])
+    tender |= {f"blk.{layer}.{part}_conv_proj.weight" for layer in (0, 1) for part in ("attn", "ffn")}
+    assert {types[name] for name in tender} == {"Q4_K"}
+    assert types["blk.0.attn_q.weight"] == types["blk.1.ffn_gate.weight"] == few
+    convert(drafter, target, tmp_path / "out.gguf", outtype=outtype, tensor_types=[("fc|selector", few)])
     types = types_of(tmp_path / "out.gguf")
-    assert types["fc.weight"] == types["selector_predecessor.weight"] == "Q2_K"
+    assert types["fc.weight"] == types["selector_predecessor.weight"] == few
     assert types["blk.0.attn_conv_proj.weight"] == "Q4_K"
 
 
