@@ -12,7 +12,7 @@ from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_ty
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
-from dflash2.converter.target import check_pair, read_target
+from dflash2.converter.target import check_pair, check_tokens, read_target
 from dflash2.converter.writer import Progress, check_output, replacing, write_gguf
 from dflash2.errors import OutputError
 
@@ -43,7 +43,8 @@ def convert(
 
     Args:
         drafter: folder with config.json and one or more safetensors files.
-        target: GGUF of the model it drafts for; the tokenizer and the kind of rope are taken from it.
+        target: GGUF of the model it drafts for (of a split one the first file), or its Hugging Face folder, of which
+            config.json and the tokenizer files are read; the tokenizer and the kind of rope are taken from it.
         output: GGUF file to write; an existing one is replaced, and only by a complete one.
         outtype: type of the matrices; vectors, norms and convolution bases stay F32.
         overrides: what goes before the checkpoint's own values, or fills in for them.
@@ -62,6 +63,7 @@ def convert(
     dialect, config = read_config(drafter, overrides)
     facts = read_target(target)
     pair_notes = check_pair(config, facts)
+    check_tokens(drafter, facts)
     stored = read_tensors(drafter, dialect.rename)
     plan = plan_tensors(drafter, config, stored)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gguf.constants import GGUFValueType
 
@@ -14,13 +14,19 @@ BOOL = ValueType(GGUFValueType.BOOL)
 STRING = ValueType(GGUFValueType.STRING)
 STRINGS = ValueType(GGUFValueType.ARRAY, GGUFValueType.STRING)
 INTEGERS = ValueType(GGUFValueType.ARRAY, GGUFValueType.INT32)
+FLOATS = ValueType(GGUFValueType.ARRAY, GGUFValueType.FLOAT32)
 BOOLS = ValueType(GGUFValueType.ARRAY, GGUFValueType.BOOL)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One metadata key, the value to store and how it is stored."""
+    """One metadata key, the value to store and how it is stored.
+
+    `encoded`, if given, goes into the file as it is instead of `value`, which is empty then: an array of another GGUF
+    file as it stands after its key (`GGUFInfo.encoded`).
+    """
 
     key: str
     value: MetadataValue
     type: ValueType
+    encoded: bytes | None = field(default=None, repr=False)

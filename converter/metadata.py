@@ -14,7 +14,6 @@ from dflash2.converter.entry import BOOL, BOOLS, F32, INTEGERS, STRING, STRINGS,
 from dflash2.converter.target import Target
 from dflash2.errors import CheckpointError
 
-_TOKENIZER = "tokenizer."
 _MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 
 
@@ -134,8 +133,5 @@ def _rope_scaling(scaling: RopeScaling) -> Iterator[Entry]:
 
 def _tokenizer(config: DrafterConfig, target: Target) -> Iterator[Entry]:
     """Every tokenizer key of the target as it is, except the mask token, which is the drafter's own."""
-    for key, value in target.info.metadata.items():
-        # The GGUF writer has no empty arrays; readers treat them as absent.
-        if key.startswith(_TOKENIZER) and key != _MASK_TOKEN and value != ():
-            yield Entry(key, value, target.info.value_types[key])
+    yield from target.tokenizer
     yield Entry(_MASK_TOKEN, config.mask_token_id, U32)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
@@ -15,6 +15,7 @@ from dflash2.converter.encoding import Chunk, EncodedTensor, chunks, encode
 from dflash2.converter.entry import Entry
 from dflash2.converter.header import TensorRow, aligned, header
 from dflash2.errors import CheckpointError, OutputError
+from dflash2.hashing import sha256_file
 
 Progress = Callable[[int, int], None]
 
@@ -96,7 +97,7 @@ def write_gguf(
             if progress:
                 progress(done, sum(tensor.n_bytes for tensor in tensors))
         known = {key: done.result() for key, done in hashes.items()}
-        entries = [Entry(entry.key, known.get(entry.key, entry.value), entry.type) for entry in metadata]
+        entries = [replace(entry, value=known[entry.key]) if entry.key in known else entry for entry in metadata]
         file.write(header(DRAFTER_ARCHITECTURE, entries, table))
 
 
@@ -130,7 +131,6 @@ def _write(descriptor: int, chunk: Chunk, tensor_start: int) -> int:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_file(path)
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
