@@ -12,9 +12,11 @@ from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_ty
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
+from dflash2.converter.provenance import input_files, license_notes
 from dflash2.converter.target import check_pair, check_tokens, read_target
 from dflash2.converter.writer import Progress, check_output, replacing, write_gguf
 from dflash2.errors import OutputError
+from dflash2.hub import Snapshot
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Conversion:
 
 
 def convert(
-    drafter: Path,
-    target: Path,
+    drafter: Path | Snapshot,
+    target: Path | Snapshot,
     output: Path,
     *,
     outtype: OutType = "bf16",
@@ -42,9 +44,10 @@ def convert(
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
 
     Args:
-        drafter: folder with config.json and one or more safetensors files.
+        drafter: folder with config.json and one or more safetensors files, or what `hub.resolve_drafter` found.
         target: GGUF of the model it drafts for (of a split one the first file), or its Hugging Face folder, of which
             config.json and the tokenizer files are read; the tokenizer and the kind of rope are taken from it.
+            Or what `hub.resolve_target` found.
         output: GGUF file to write; an existing one is replaced, and only by a complete one.
         outtype: type of the matrices; vectors, norms and convolution bases stay F32.
         overrides: what goes before the checkpoint's own values, or fills in for them.
@@ -57,20 +60,30 @@ def convert(
         TargetMismatchError: drafter and target do not belong together.
         OutputError: the output cannot be written.
     """
-    drafter, target, output = Path(drafter), Path(target), Path(output)
+    drafter_source, target_source, output = _source(drafter), _source(target), Path(output)
+    drafter, target = drafter_source.path, target_source.path
     if outtype not in OUT_TYPES:
         raise OutputError(f"Output type {outtype!r} is not known; choose one of {', '.join(OUT_TYPES)}.")
     dialect, config = read_config(drafter, overrides)
-    facts = read_target(target)
+    facts = read_target(target, target_source.repo_id)
     pair_notes = check_pair(config, facts)
     check_tokens(drafter, facts)
     stored = read_tensors(drafter, dialect.rename)
     plan = plan_tensors(drafter, config, stored)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
-    metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
+    inputs = input_files(drafter, {tensor.path for tensor in stored.values()}, target)
+    metadata, hashed = build_metadata(
+        config,
+        facts,
+        drafter_source,
+        FILE_TYPES[outtype],
+        plan.n_parameters,
+        target_source=target_source,
+        inputs=inputs,
+    )
     with replacing(output) as temporary:
-        write_gguf(temporary, metadata, encoded, progress=progress)
+        write_gguf(temporary, metadata, encoded, hashed=hashed, progress=progress)
     return Conversion(
         output=output,
         config=config,
@@ -78,5 +91,9 @@ def convert(
         n_tensors=len(plan.tensors),
         n_parameters=plan.n_parameters,
         n_bytes=output.stat().st_size,
-        notes=(*config.notes, *plan.notes, *pair_notes),
+        notes=(*config.notes, *plan.notes, *pair_notes, *license_notes(drafter)),
     )
+
+
+def _source(given: Path | Snapshot) -> Snapshot:
+    return given if isinstance(given, Snapshot) else Snapshot(Path(given))

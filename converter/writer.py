@@ -19,8 +19,6 @@ from dflash2.hashing import sha256_file
 
 Progress = Callable[[int, int], None]
 
-# Stands in the header for a SHA-256 that is not known before every input is read.
-UNKNOWN_HASH = "0" * 64
 _MAX_WORKERS = 4
 
 

@@ -377,7 +377,7 @@ def test_local_paths_need_no_library(tmp_path):
         ("---\nlicense: cc-by-nc-nd-4.0\n---\n", "cc-by-nc-nd-4.0"),
         ("---\nlicense: other\nlicense_name: lab-terms\n---\n", "lab-terms"),
         ("---\nlicense: other\n---\n", "other"),
-        ("---\nlicense: [mit, apache-2.0]\n---\n", None),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", "mit, apache-2.0"),
         ("---\nlicense: {\n---\n", None),
         ("no front matter", None),
     ],

@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dflash2.errors import HubError
+from dflash2.errors import CheckpointError, HubError
 from dflash2.hashing import sha256_file
+from dflash2.model_card import CARD, license_of, read_card
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -27,7 +28,6 @@ _Choose = Callable[[Sequence[str]], list[str]]
 _DRAFTER_FILES = ("config.json", "hf_quant_config.json", "*.safetensors", "*.safetensors.index.json")
 _MASK_EMBEDDING = "mask_embedding.pt"  # read without unpickling
 _DRAFTER_FOLDER = "dflash"  # beside the weights of the target (MiMo)
-_CARD = "README.md"
 # A target lends its tokenizer and its sizes: never its weights.
 # fmt: off
 _TARGET_FILES = (
@@ -130,8 +130,8 @@ def _drafter_files(names: Sequence[str]) -> list[str]:
     nested = [f"{_DRAFTER_FOLDER}/{pattern}" for pattern in (*_DRAFTER_FILES, _MASK_EMBEDDING)]
     inside = _matching(names, nested)
     if any(name.endswith(".safetensors") for name in inside):
-        return inside + _matching(names, ("config.json", _CARD))
-    return _matching(names, (*_DRAFTER_FILES, _MASK_EMBEDDING, _CARD))
+        return inside + _matching(names, ("config.json", CARD))
+    return _matching(names, (*_DRAFTER_FILES, _MASK_EMBEDDING, CARD))
 
 
 def _target_files(names: Sequence[str]) -> list[str]:
@@ -156,7 +156,7 @@ def _from_cache(repo_id: str, choose: _Choose, revision: str | None) -> Snapshot
 
     # The pattern asks for what every model has: the rest of the repository need not be here.
     folder = Path(
-        snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=["*config.json", _CARD])
+        snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=["*config.json", CARD])
     )
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     chosen = choose(names)
@@ -219,21 +219,11 @@ def _snapshot(repo_id: str, folder: Path, files: Sequence[HubFile]) -> Snapshot:
 
 
 def read_license(folder: Path) -> str | None:
-    """Licence identifier in the model card of `folder`; the card's own name for one it calls "other"."""
-    import yaml
-    from huggingface_hub import metadata_load
-
-    card = folder / _CARD
-    if not card.is_file():
-        return None
+    """Licence identifier in the model card of `folder`; None if it has none or cannot be read."""
     try:
-        data = metadata_load(card) or {}
-    except (ValueError, OSError, yaml.YAMLError):
+        return license_of(read_card(folder))
+    except CheckpointError:
         return None
-    found = data.get("license")
-    if found == "other":
-        found = data.get("license_name") or found
-    return found if isinstance(found, str) else None
 
 
 def _refuse_escape(repo_id: str, name: str) -> None:
