@@ -36,6 +36,8 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPECIAL_LOOK = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 _METASPACE = "\u2581"
 _PADDING_SCORE, _ADDED_SCORE = -10000.0, -1000.0
+# Well above every real one; a list of that many texts is built.
+_MAX_VOCABULARY, _MAX_DIGITS = 1 << 22, 9
 _SPECIAL_TYPES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # Gemma 4: control tokens that chat parsers must see.
 # fmt: off
@@ -99,7 +101,7 @@ def read_tokenizer(folder: Path, architecture: str, config: Fields) -> tuple[Ent
 
     Raises CheckpointError if a file is missing or damaged, UnsupportedCheckpointError for a kind that is not converted.
     """
-    vocab_size = config.optional_integer("vocab_size")
+    vocab_size = config.optional_integer("vocab_size", maximum=_MAX_VOCABULARY)
     if architecture in _PIECES_FIRST and (folder / _PIECES_FILE).is_file():
         vocabulary = _from_pieces(folder, vocab_size)
     elif (folder / TOKENIZER_FILE).is_file():
@@ -270,13 +272,13 @@ def _added_pieces(folder: Path) -> Iterator[tuple[int, str, TokenType]]:
     if not isinstance(decoder, dict):
         raise _damaged(path)
     for number, token in decoder.items():
-        text = token.get("content") if isinstance(token, dict) else None
-        if not number.isdecimal() or not isinstance(text, str):
+        content = token.get("content") if isinstance(token, dict) else None
+        if not number.isdecimal() or len(number) > _MAX_DIGITS or not isinstance(content, str):
             raise _damaged(path)
-        if token.get("special") or _SPECIAL_LOOK.fullmatch(text):
-            yield int(number), text, TokenType.CONTROL
+        if token.get("special") or _SPECIAL_LOOK.fullmatch(content):
+            yield int(number), content, TokenType.CONTROL
         else:
-            yield int(number), text.replace(_METASPACE, " "), TokenType.USER_DEFINED
+            yield int(number), content.replace(_METASPACE, " "), TokenType.USER_DEFINED
 
 
 def _read_json(path: Path) -> _TokenizerJson:
@@ -321,7 +323,7 @@ def _is_added(token: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_VOCABULARY
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

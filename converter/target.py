@@ -55,7 +55,7 @@ def check_tokens(folder: Path, target: Target) -> None:
         if known is None or _plain(known) != _plain(text):
             raise TargetMismatchError(
                 f"{target.label} is not the target of this drafter: token {token_id} is {text!r} in {path}, and"
-                f" {known!r} there."
+                f" {known!r} there; if the drafter was trained with the target's tokenizer, remove that file."
             )
 
 

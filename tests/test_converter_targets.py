@@ -383,7 +383,7 @@ def test_the_first_token_that_differs_is_named(tmp_path, qwen_folder):
         convert(drafter, qwen_folder, tmp_path / "out.gguf")
     assert str(caught.value) == (
         f"{qwen_folder} is not the target of this drafter: token 40 is 'other40' in {drafter / 'tokenizer.json'}, and"
-        f" {texts[40]!r} there."
+        f" {texts[40]!r} there; if the drafter was trained with the target's tokenizer, remove that file."
     )
 
 
@@ -558,3 +558,17 @@ def test_odd_tokenizer_files_raise_nothing_else(qwen_folder, changes, config):
         assert str(qwen_folder) in str(error)
     finally:
         path.write_text(good)
+
+
+CONFIG_KEYS = ("architectures", "text_config", "rope_scaling", "rope_parameters", "vocab_size", "hidden_size")
+SPECIAL_KEYS = ("bos_token_id", "pad_token_id", "num_hidden_layers", "num_experts_per_tok")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.sampled_from(CONFIG_KEYS + SPECIAL_KEYS), JSON | st.just(2**40), min_size=1))
+def test_odd_target_configs_raise_nothing_else(qwen_folder, changes):
+    write_target_config(qwen_folder, **changes)
+    try:
+        read_target(qwen_folder)
+    except Dflash2Error as error:
+        assert str(qwen_folder) in str(error)

@@ -11,8 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from factories import make_drafter
+from factories_tokenizers import train_byte_level, write_target_config
 from hub_server import HubServer, Repository
 
+from dflash2.gguf_info import read_gguf_info
 from dflash2.hub import is_repo_id, read_license, resolve_drafter, resolve_target
 
 COMMIT = "c" * 40
@@ -337,6 +340,44 @@ def test_a_local_path_wins_over_an_id_of_the_same_spelling(hub, client, tmp_path
     sentence = "A revision (main) is given, but org/drafter is a local path; leave it out."
     assert client.drafter(revision="main") == {"error": sentence}
     assert hub.requests == []
+
+
+CONVERT = """
+import sys
+from dflash2 import hub
+from dflash2.converter import convert
+drafter, target = hub.resolve_drafter("org/drafter"), hub.resolve_target("org/big")
+print(*convert(drafter, target, sys.argv[1]).notes, sep="\\n")
+"""
+
+
+def test_a_pair_of_hub_ids_converts(hub, client, tmp_path):
+    pytest.importorskip("tokenizers")
+    make_drafter(tmp_path / "drafter")
+    folder = write_target_config(train_byte_level(tmp_path / "target"))
+    files = dict(_contents(tmp_path / "drafter"))
+    hub.repositories["org/drafter"] = Repository({"README.md": CARD, **files})
+    hub.repositories["org/big"] = Repository({"model.safetensors": WEIGHTS, **dict(_contents(folder))}, commit="d" * 40)
+    output = tmp_path / "out.gguf"
+    command = [sys.executable, "-c", CONVERT, str(output)]
+    done = subprocess.run(command, env=client.environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "Licence of the drafter: apache-2.0.\n"
+    metadata = read_gguf_info(output).metadata
+    assert metadata["general.name"] == "Drafter"
+    assert metadata["general.source.revision"] == COMMIT
+    assert metadata["dflash2.source.target.revision"] == "d" * 40
+    inputs = [metadata[f"dflash2.input.{n}.name"] for n in range(metadata["dflash2.input.count"])]
+    assert inputs == [
+        "drafter/README.md",
+        "drafter/config.json",
+        "drafter/model.safetensors",
+        "target/config.json",
+        "target/tokenizer.json",
+    ]
+
+
+def _contents(folder: Path) -> list[tuple[str, bytes]]:
+    return [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
 
 
 BAD_IDS = [

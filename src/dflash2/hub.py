@@ -183,7 +183,8 @@ def _download(repo_id: str, choose: _Choose, revision: str | None, progress: Pro
     names = choose(list(siblings))
     _require_config(repo_id, names, list(siblings), "on the Hub; give the id of another repository")
     total = sum(siblings[name].size or 0 for name in names)
-    done, files = 0, []
+    files: list[HubFile] = []
+    done = 0
     for name in names:
         # One file is asked for by the name of the revision, so that the cache knows it when offline.
         asked = revision if not files else commit
