@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gguf.constants import GGUFValueType
 
-from dflash2.gguf_info import MetadataValue, ValueType
+from dflash2.gguf_info import MetadataValue, ValueType, decode_value
 
 U32 = ValueType(GGUFValueType.UINT32)
 F32 = ValueType(GGUFValueType.FLOAT32)
@@ -30,3 +30,7 @@ class Entry:
     value: MetadataValue
     type: ValueType
     encoded: bytes | None = field(default=None, repr=False)
+
+    def decoded(self) -> MetadataValue:
+        """The value, in whichever form it is held."""
+        return self.value if self.encoded is None else decode_value(self.encoded)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
-from dflash2.converter.entry import Entry
-from dflash2.converter.target_facts import Target
+from dflash2.converter.entry import STRINGS, Entry
+from dflash2.converter.target_facts import TOKENS, Target
 from dflash2.errors import GGUFError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
 _TOKENIZER = "tokenizer."
-_TOKENS = "tokenizer.ggml.tokens"
 _MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 _PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
@@ -24,19 +23,17 @@ def read_gguf_target(path: Path, label: str) -> Target:
     if info.architecture == DRAFTER_ARCHITECTURE:
         raise GGUFError(f"{path} is a drafter itself; give the GGUF of the model it drafts for.")
     _require_first_part(info)
-    tokens = info.metadata.get(_TOKENS)
-    if not isinstance(tokens, tuple):
-        raise GGUFError(f"{path} has no tokenizer ({_TOKENS}); give a GGUF of a whole language model.")
+    if info.value_types.get(TOKENS) != STRINGS:
+        raise GGUFError(f"{path} has no tokenizer ({TOKENS}); give a GGUF of a whole language model.")
     return Target(
         label=label,
         path=path,
         architecture=info.architecture,
         hidden_size=_required(info, "embedding_length"),
         layers=_required(info, "block_count") - (info.integer(info.own("nextn_predict_layers")) or 0),
-        vocab_size=len(tokens),
+        vocab_size=info.length(TOKENS) or 0,
         uses_mrope=info.own("rope.dimension_sections") in info.metadata,
         tokenizer=tuple(_tokenizer(info)),
-        tokens=tuple(map(str, tokens)),
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dflash2.constants import EXPERT_ARCHITECTURES, HF_ARCHITECTURES, MROPE_ARCHITECTURES
 from dflash2.converter.fields import Fields, JsonObject, load_json_object
-from dflash2.converter.hf_tokenizer import TOKENS, read_tokenizer
-from dflash2.converter.target_facts import Target
+from dflash2.converter.hf_tokenizer import read_tokenizer
+from dflash2.converter.target_facts import TOKENS, Target
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 # Where configs of multimodal models keep that of the language model.
@@ -46,7 +46,6 @@ def read_hf_target(folder: Path, label: str) -> Target:
         vocab_size=len(tokens),
         uses_mrope=architecture in MROPE_ARCHITECTURES or _spells_out_sections(scopes),
         tokenizer=tokenizer,
-        tokens=tuple(map(str, tokens)),
     )
 
 

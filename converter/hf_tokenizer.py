@@ -18,10 +18,10 @@ from dflash2.constants import DRAFTER_ARCHITECTURE, PRE_TOKENIZERS
 from dflash2.converter.entry import BOOL, FLOATS, INTEGERS, STRING, STRINGS, U32, Entry
 from dflash2.converter.fields import Fields, load_json_object
 from dflash2.converter.sentencepiece_file import read_pieces
+from dflash2.converter.target_facts import TOKENS
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 TOKENIZER_FILE = "tokenizer.json"
-TOKENS = "tokenizer.ggml.tokens"
 _CONFIG_FILE = "tokenizer_config.json"
 _PIECES_FILE = "tokenizer.model"
 _ADDED_FILE = "added_tokens.json"

@@ -48,7 +48,7 @@ def check_tokens(folder: Path, target: Target) -> None:
     reserved ones, and a drafter may put its mask among them.
     """
     path = folder / TOKENIZER_FILE
-    if target.tokens is None or not path.is_file():
+    if not path.is_file():
         return
     for token_id, text in sorted(base_vocabulary(path).items()):
         known = target.tokens[token_id] if token_id < len(target.tokens) else None

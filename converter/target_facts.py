@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from dflash2.converter.entry import Entry
+
+TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class Target:
 
     `label` names it in messages; `path` is the GGUF file or the folder. `architecture` is the GGUF name. `layers`
     leaves out its own multi-token-prediction layers. `tokenizer` are the keys below `tokenizer.`, without the mask
-    token, which is the drafter's own; `tokens` the token texts in order of their ids.
+    token, which is the drafter's own.
     """
 
     label: str
@@ -25,4 +28,10 @@ class Target:
     vocab_size: int
     uses_mrope: bool
     tokenizer: tuple[Entry, ...] = field(repr=False)
-    tokens: tuple[str, ...] | None = field(default=None, repr=False)
+
+    @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        """Token texts in order of their ids; decoded on first use, as few conversions look at them."""
+        texts = next(entry.decoded() for entry in self.tokenizer if entry.key == TOKENS)
+        assert isinstance(texts, tuple)
+        return tuple(map(str, texts))

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflash2.errors import GGUFError
-from dflash2.gguf_info import TensorInfo, ValueType, read_gguf_info
+from dflash2.gguf_info import TensorInfo, ValueType, decode_value, read_gguf_info
 
 
 @pytest.fixture
@@ -131,10 +131,19 @@ def test_encoded_is_what_stands_after_the_key(small_gguf):
     assert tokens == struct.pack("<IIQ", GGUFValueType.ARRAY, GGUFValueType.STRING, 3) + b"".join(
         struct.pack("<Q", len(text)) + text for text in (b"a", "é".encode(), b"")
     )
+    assert decode_value(tokens) == ("a", "é", "")
     assert info.encoded("qwen3.block_count") == struct.pack("<II", GGUFValueType.UINT32, 6)
     raw = small_gguf.read_bytes()
     for key in info.metadata:
         assert raw.count(key.encode() + info.encoded(key)) == 1
+
+
+def test_the_length_of_an_array_is_known_without_reading_it(small_gguf):
+    info = read_gguf_info(small_gguf)
+    lengths = [
+        info.length(key) for key in ("tokenizer.ggml.tokens", "qwen3.rope.dimension_sections", "general.name", "no")
+    ]
+    assert lengths == [3, 4, None, None]
 
 
 def test_values_are_read_once_and_outlive_the_file(small_gguf):

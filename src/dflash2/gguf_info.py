@@ -28,6 +28,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _LENGTH_BYTES = 8  # u64 before every string
+_ARRAY_LENGTH_OFFSET = 8  # behind two type numbers
 NUMPY_TYPES = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
@@ -119,6 +120,13 @@ class GGUFInfo:
             return value
         raise GGUFError(f"{self.path}: the metadata key {key!r} is not an integer.")
 
+    def length(self, key: str) -> int | None:
+        """Number of values of the array `key`, without reading them; None if absent or no array."""
+        kind = self.value_types.get(key)
+        if kind is None or kind.element is None:
+            return None
+        return int(struct.unpack_from("<Q", self.metadata.encoded[key], _ARRAY_LENGTH_OFFSET)[0])
+
     def encoded(self, key: str) -> bytes:
         """The value of `key` as it stands in the file: type, for arrays element type and length, then the values."""
         return self.metadata.encoded[key]
@@ -126,6 +134,11 @@ class GGUFInfo:
     def own(self, suffix: str) -> str:
         """Full name of a key of this architecture: `own("block_count")` is `qwen3.block_count`."""
         return f"{self.architecture}.{suffix}"
+
+
+def decode_value(encoded: bytes) -> MetadataValue:
+    """The value that `GGUFInfo.encoded` gave as bytes."""
+    return _Cursor(Path(), encoded).value()
 
 
 def read_gguf_info(path: Path) -> GGUFInfo:
