@@ -160,11 +160,34 @@ def test_a_drafter_in_a_folder_of_its_own_leaves_the_weights_at_the_top(hub, cli
     hub.repositories["org/mimo"] = Repository(files)
     client.drafter("org/mimo")
     assert hub.downloaded() == [
+        "config.json",
         "dflash/config.json",
         "dflash/model.safetensors",
         "dflash/mask_embedding.pt",
-        "config.json",
     ]
+
+
+def test_a_training_step_comes_from_its_consolidated_folder(hub, client):
+    files = {
+        "README.md": CARD,
+        "model/shard-00001-model-00001-of-00001.safetensors": WEIGHTS,
+        "model/.hf_metadata/config.json": b"{ }",
+        "model/consolidated/config.json": b"{}",
+        "model/consolidated/model-00001-of-00001.safetensors": WEIGHTS[1:],
+        "optim/state.pt": b"pickle",
+    }
+    hub.repositories["org/step"] = Repository(files)
+    assert set(client.drafter("org/step")["files"]) == {
+        "README.md",
+        "model/consolidated/config.json",
+        "model/consolidated/model-00001-of-00001.safetensors",
+    }
+    del files["model/consolidated/config.json"], files["model/consolidated/model-00001-of-00001.safetensors"]
+    assert set(client.drafter("org/step")["files"]) == {
+        "README.md",
+        "model/shard-00001-model-00001-of-00001.safetensors",
+        "model/.hf_metadata/config.json",
+    }
 
 
 def test_progress_ends_at_the_size_of_what_was_needed(client):

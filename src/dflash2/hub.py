@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 _Choose = Callable[[Sequence[str]], list[str]]
 
-# What a drafter consists of, in a folder of its own or at the top. No *.bin: those are pickles.
+# What a drafter consists of. No *.bin: those are pickles (the mask embedding is read without unpickling).
 _DRAFTER_FILES = ("config.json", "hf_quant_config.json", "*.safetensors", "*.safetensors.index.json")
-_MASK_EMBEDDING = "mask_embedding.pt"  # read without unpickling
-_DRAFTER_FOLDER = "dflash"  # beside the weights of the target (MiMo)
+_BESIDE_WEIGHTS = ("mask_embedding.pt", ".hf_metadata/config.json")
+# Where exports put it: MiMo beside the weights of the target (so it goes first), NeMo below a training step.
+_DRAFTER_FOLDERS = ("dflash", ".", "model/consolidated", "consolidated", "model")
 # A target lends its tokenizer and its sizes: never its weights.
 # fmt: off
 _TARGET_FILES = (
@@ -126,12 +127,13 @@ def _resolve(
 
 
 def _drafter_files(names: Sequence[str]) -> list[str]:
-    """Where a repository has a drafter folder, the weights at the top are the target's."""
-    nested = [f"{_DRAFTER_FOLDER}/{pattern}" for pattern in (*_DRAFTER_FILES, _MASK_EMBEDDING)]
-    inside = _matching(names, nested)
-    if any(name.endswith(".safetensors") for name in inside):
-        return inside + _matching(names, ("config.json", CARD))
-    return _matching(names, (*_DRAFTER_FILES, _MASK_EMBEDDING, CARD))
+    """The files of the first folder with weights, and the config.json and card at the top."""
+    for folder in _DRAFTER_FOLDERS:
+        found = _matching(names, [str(PurePosixPath(folder, file)) for file in (*_DRAFTER_FILES, *_BESIDE_WEIGHTS)])
+        if any(name.endswith(".safetensors") for name in found):
+            chosen = {*found, *_matching(names, ("config.json", CARD))}
+            return [name for name in names if name in chosen]
+    return _matching(names, (*_DRAFTER_FILES, CARD))
 
 
 def _target_files(names: Sequence[str]) -> list[str]:
