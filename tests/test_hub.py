@@ -348,6 +348,11 @@ def test_names_that_lead_out_of_the_folder_stop_the_download(hub, client, name):
     assert hub.downloaded() == []
 
 
+def test_a_colon_in_a_name_is_harmless(hub, client):
+    hub.repositories["org/drafter"].files["figures/speed:old.png"] = b"x"
+    assert client.drafter()["revision"] == COMMIT
+
+
 def test_a_repository_of_gguf_files_is_no_tokenizer_folder(hub, client):
     hub.repositories["org/quants"] = Repository({"README.md": CARD, "big-Q4_K_M.gguf": b"GGUF"})
     sentence = "org/quants has GGUF files and no config.json; download one of them and give its path."

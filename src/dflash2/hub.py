@@ -104,7 +104,8 @@ def is_repo_id(text: str) -> bool:
 def _resolve(
     spec: str | Path, choose: _Choose, revision: str | None, offline: bool, progress: Progress | None
 ) -> Snapshot:
-    path, text = Path(spec), str(spec)
+    path = Path(spec)
+    text = path.as_posix() if isinstance(spec, Path) else spec
     if path.exists():
         if revision is not None:
             raise HubError(f"A revision ({revision}) is given, but {spec} is a local path; leave it out.")
@@ -230,8 +231,9 @@ def read_license(folder: Path) -> str | None:
 
 
 def _refuse_escape(repo_id: str, name: str) -> None:
-    """A file name must stay inside the folder it is put into, on every platform."""
-    if "\\" in name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+    """A file name must stay inside the folder it is put into, on every platform: even one that is not wanted."""
+    drive = re.match(r"[A-Za-z]:", name)
+    if drive or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         raise HubError(f"{repo_id} holds a file named {name!r}, which could leave its folder; nothing was downloaded.")
 
 
