@@ -72,7 +72,7 @@ def convert(
     plan = plan_tensors(drafter, config, stored)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
-    inputs = input_files(drafter, {tensor.path for tensor in stored.values()}, target)
+    inputs = input_files(drafter_source, {tensor.path for tensor in stored.values()}, target_source)
     metadata, hashed = build_metadata(
         config,
         facts,

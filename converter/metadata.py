@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -28,10 +28,10 @@ def build_metadata(
     *,
     target_source: Snapshot | None = None,
     inputs: Sequence[InputFile] = (),
-) -> tuple[tuple[Entry, ...], Mapping[str, Path]]:
+) -> tuple[tuple[Entry, ...], Mapping[str, Callable[[], str]]]:
     """All keys of the file (origin, drafter, tokenizer of the target), and those that wait for the hash of a file.
 
-    The mapping goes to `write_gguf(hashed=...)`, which computes them while it writes the tensors.
+    The mapping goes to `write_gguf(hashed=...)`, which calls them while it writes the tensors.
     """
     source = target_source or Snapshot(target.path)
     hashes, pending = input_entries(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,21 +23,44 @@ _NO_DERIVATIVES = re.compile(r"(?:^|-)nd(?:-|$)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that was read in full: its `name` in the record, as `drafter/model.safetensors`, and where it is."""
+    """A file that was read in full: its `name` in the record, as `drafter/model.safetensors`, and where it is.
+
+    `stated` is the SHA-256 that the Hub gives for it, None if it gives none.
+    """
 
     name: str
     path: Path
+    stated: str | None = None
+
+    def sha256(self) -> str:
+        """The file's SHA-256; raises CheckpointError if it cannot be read or is another than stated."""
+        try:
+            found = sha256_file(self.path)
+        except OSError as error:
+            raise CheckpointError(f"Cannot read {self.path}: {error.strerror or error}.") from error
+        if self.stated and found != self.stated:
+            raise CheckpointError(
+                f"{self.path} is damaged: its SHA-256 is {found}, the Hub states {self.stated}; remove"
+                f" {self.path.resolve()} and run it again."
+            )
+        return found
 
 
-def input_files(folder: Path, used: Iterable[Path], target: Path) -> tuple[InputFile, ...]:
-    """The inputs of a conversion: what was `used` of the drafter's `folder` with its card, and the target's files.
+def input_files(drafter: Snapshot, used: Iterable[Path], target: Snapshot) -> tuple[InputFile, ...]:
+    """The inputs of a conversion: what was `used` of the drafter's folder with its card, and the target's files.
 
     A target's GGUF is left out: only its header is read, which the output repeats.
     """
-    drafter = {*used, folder / "config.json", folder / CARD, *folder.glob("*.safetensors.index.json")}
-    files = [InputFile(f"drafter/{_relative(path, folder)}", path) for path in sorted(drafter) if path.is_file()]
-    if target.is_dir():
-        files += [InputFile(f"target/{path.name}", path) for path in _small_files(target)]
+    folder = drafter.path
+    paths = {*used, folder / "config.json", folder / CARD, *folder.glob("*.safetensors.index.json")}
+    stated = {file.path: file.sha256 for file in (*drafter.files, *target.files)}
+    files = [
+        InputFile(f"drafter/{_relative(path, folder)}", path, stated.get(path))
+        for path in sorted(paths)
+        if path.is_file()
+    ]
+    if target.path.is_dir():
+        files += [InputFile(f"target/{path.name}", path, stated.get(path)) for path in _small_files(target.path)]
     return tuple(files)
 
 
@@ -52,26 +75,20 @@ def _small_files(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.suffix != ".safetensors")
 
 
-def input_entries(inputs: Iterable[InputFile]) -> tuple[tuple[Entry, ...], Mapping[str, Path]]:
-    """Keys `dflash2.input.N.name` and `.sha256`; the mapping has those of large files, whose hash is still to come."""
-    entries, pending = [], {}
+def input_entries(inputs: Iterable[InputFile]) -> tuple[tuple[Entry, ...], Mapping[str, Callable[[], str]]]:
+    """Keys `dflash2.input.N.name` and `.sha256`; the mapping computes those of large files, which come later."""
+    entries: list[Entry] = []
+    pending: dict[str, Callable[[], str]] = {}
     listed = list(inputs)
     for number, file in enumerate(listed):
         key = f"{_INPUT}.{number}.sha256"
         value = UNKNOWN_HASH
         if file.path.stat().st_size > _SMALL_BYTES:
-            pending[key] = file.path
+            pending[key] = file.sha256
         else:
-            value = _hash(file.path)
+            value = file.sha256()
         entries += [Entry(f"{_INPUT}.{number}.name", file.name, STRING), Entry(key, value, STRING)]
     return (Entry(f"{_INPUT}.count", len(listed), U32), *entries), pending
-
-
-def _hash(path: Path) -> str:
-    try:
-        return sha256_file(path)
-    except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def source_entries(drafter: Snapshot, target: Snapshot) -> Iterator[Entry]:

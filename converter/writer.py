@@ -14,8 +14,7 @@ from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.encoding import Chunk, EncodedTensor, chunks, encode
 from dflash2.converter.entry import Entry
 from dflash2.converter.header import TensorRow, aligned, header
-from dflash2.errors import CheckpointError, OutputError
-from dflash2.hashing import sha256_file
+from dflash2.errors import OutputError
 
 Progress = Callable[[int, int], None]
 
@@ -61,7 +60,7 @@ def write_gguf(
     metadata: Sequence[Entry],
     tensors: Sequence[EncodedTensor],
     *,
-    hashed: Mapping[str, Path] | None = None,
+    hashed: Mapping[str, Callable[[], str]] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a drafter file; the header goes last, so that a file cut short is no GGUF file.
@@ -70,7 +69,8 @@ def write_gguf(
         path: file to write.
         metadata: all keys but `general.architecture`.
         tensors: in file order.
-        hashed: keys of `metadata` whose value is the SHA-256 of a file; it is computed while the tensors are written.
+        hashed: keys of `metadata` whose text, a SHA-256, takes long to compute: that is done while the tensors are
+            written. The value in `metadata` has the same width.
         progress: called with (bytes of tensor data written, bytes of tensor data in all).
 
     Raises OSError if it cannot be written, CheckpointError if an input cannot be read or holds bad values.
@@ -83,7 +83,7 @@ def write_gguf(
     data_start = len(header(DRAFTER_ARCHITECTURE, metadata, table))
     with path.open("wb", buffering=0) as file, _workers() as workers:
         file.truncate(data_start + total)
-        hashes = {key: workers.submit(_sha256, source) for key, source in (hashed or {}).items()}
+        hashes = {key: workers.submit(compute) for key, compute in (hashed or {}).items()}
         writes = [
             workers.submit(_write, file.fileno(), chunk, data_start + offset)
             for tensor, offset in zip(tensors, offsets, strict=True)
@@ -125,10 +125,3 @@ def _write(descriptor: int, chunk: Chunk, tensor_start: int) -> int:
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], place + done)
     return done
-
-
-def _sha256(path: Path) -> str:
-    try:
-        return sha256_file(path)
-    except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error

@@ -1,6 +1,7 @@
 """What a drafter file says of its origin: repository, commit, licence, base model, hash of every input."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from factories_tokenizers import train_byte_level, write_target_config, write_to
 from dflash2.converter import convert
 from dflash2.errors import CheckpointError
 from dflash2.gguf_info import read_gguf_info
-from dflash2.hub import Snapshot
+from dflash2.hub import HubFile, Snapshot
 
 COMMIT, OTHER_COMMIT = "c" * 40, "d" * 40
 PROVENANCE = "dflash2.input."
@@ -56,6 +57,26 @@ def test_large_inputs_are_hashed_while_the_tensors_are_written(tmp_path, target)
     convert(drafter, target, tmp_path / "out.gguf")
     files = [*shards, drafter / "config.json", drafter / "model.safetensors.index.json"]
     assert recorded_inputs(tmp_path / "out.gguf") == {f"drafter/{file.name}": sha256(file) for file in files}
+
+
+@pytest.mark.parametrize("size", [96, 4096])
+def test_a_file_that_changed_in_the_cache_is_refused(tmp_path, target, size):
+    """Small ones are hashed before the tensors are written, large ones meanwhile."""
+    drafter = make_drafter(tmp_path / COMMIT, intermediate_size=size)
+    weights = drafter / "model.safetensors"
+    assert (weights.stat().st_size > 1 << 20) == (size == 4096)
+    good, bad = sha256(weights), "0" * 64
+    source = Snapshot(drafter, "org/Tiny", COMMIT, files=(HubFile("model.safetensors", weights, good),))
+    convert(source, target, tmp_path / "out.gguf")
+    assert recorded_inputs(tmp_path / "out.gguf")["drafter/model.safetensors"] == good
+    source = replace(source, files=(HubFile("model.safetensors", weights, bad),))
+    with pytest.raises(CheckpointError) as caught:
+        convert(source, target, tmp_path / "other.gguf")
+    assert str(caught.value) == (
+        f"{weights} is damaged: its SHA-256 is {good}, the Hub states {bad}; remove {weights.resolve()} and run it"
+        " again."
+    )
+    assert not (tmp_path / "other.gguf").exists()
 
 
 def test_files_of_a_target_folder_are_inputs_too(tmp_path):
