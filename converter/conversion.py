@@ -9,10 +9,12 @@ from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import read_config
 from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_type
+from dflash2.converter.fields import load_json_object
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.provenance import input_files, license_notes
+from dflash2.converter.quantized import open_quantized
 from dflash2.converter.target import check_pair, check_tokens, read_target
 from dflash2.converter.writer import Progress, check_output, replacing, write_gguf
 from dflash2.errors import OutputError
@@ -69,7 +71,8 @@ def convert(
     pair_notes = check_pair(config, facts)
     check_tokens(drafter, facts)
     stored = read_tensors(drafter, dialect.rename)
-    plan = plan_tensors(drafter, config, stored)
+    sources, quantization_notes = open_quantized(load_json_object(drafter / "config.json"), drafter, stored)
+    plan = plan_tensors(drafter, config, sources)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     inputs = input_files(drafter_source, {tensor.path for tensor in stored.values()}, target_source)
@@ -91,7 +94,7 @@ def convert(
         n_tensors=len(plan.tensors),
         n_parameters=plan.n_parameters,
         n_bytes=output.stat().st_size,
-        notes=(*config.notes, *plan.notes, *pair_notes, *license_notes(drafter)),
+        notes=(*config.notes, *quantization_notes, *plan.notes, *pair_notes, *license_notes(drafter)),
     )
 
 

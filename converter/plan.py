@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.converter.sources import Computed, HalfSplit, Source, Stored
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
@@ -89,7 +88,7 @@ class TensorPlan:
         return sum(tensor.n_elements for tensor in self.tensors)
 
 
-def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> TensorPlan:
+def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Source]) -> TensorPlan:
     """Match the checkpoint in `folder` against what `config` implies, tensor for tensor.
 
     Raises CheckpointError for a tensor that is missing, of another shape or unknown to the plan,
@@ -102,14 +101,14 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
         if source not in stored:
             raise CheckpointError(f"{folder} lacks the tensor {source!r}; download its safetensors files again.")
         shape = tuple(sizes[symbol] for symbol in symbols)
-        values = _stored(stored[source], shape)
+        values = _checked(stored[source], shape)
         reorder = not config.rope.neox and name.endswith(_ROPED)
         planned.append(PlannedTensor(name, HalfSplit(values, config.head_dim) if reorder else values))
     known = {source for source, _, _ in rows} | dropped
-    for source, tensor in stored.items():
+    for source, values in stored.items():
         if source not in known and not source.endswith(_COMPUTED_SUFFIX):
             raise CheckpointError(
-                f"{tensor.path}: tensor {tensor.name!r} does not belong to a {config.architecture} of {config.layers}"
+                f"{values.label} does not belong to a {config.architecture} of {config.layers}"
                 " layers; converting without it would change the drafter."
             )
     if config.rope.frequency_factors:
@@ -118,7 +117,7 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
     return TensorPlan(tuple(planned), notes)
 
 
-def _rows(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> tuple[list[_Row], set[str], tuple[str, ...]]:
+def _rows(config: DrafterConfig, stored: Mapping[str, Source]) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     embeddings, dropped, notes = _embedding_rows(config, stored)
     layer_rows = _LAYER + (_CONVOLUTION_LAYER if config.convolution else ())
     layers = [
@@ -130,7 +129,7 @@ def _rows(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> tuple[li
 
 
 def _embedding_rows(
-    config: DrafterConfig, stored: Mapping[str, StoredTensor]
+    config: DrafterConfig, stored: Mapping[str, Source]
 ) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     """Own embeddings and head both or neither: with one of them the loader would tie or mix it with the target's."""
     present = [row for row in (_EMBEDDING, _HEAD) if row[0] in stored]
@@ -159,13 +158,11 @@ def _sizes(config: DrafterConfig) -> dict[str, int]:
     return sizes
 
 
-def _stored(tensor: StoredTensor, shape: tuple[int, ...]) -> Source:
-    if tensor.dtype not in _FLOATS:
+def _checked(source: Source, shape: tuple[int, ...]) -> Source:
+    if isinstance(source, Stored) and source.tensor.dtype not in _FLOATS:
         raise UnsupportedCheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.dtype}; convert the BF16, F16 or F32 original."
+            f"{source.label} is stored as {source.tensor.dtype}; convert the BF16, F16 or F32 original."
         )
-    if tensor.shape != shape:
-        raise CheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
-        )
-    return Stored(tensor)
+    if source.shape != shape:
+        raise CheckpointError(f"{source.label} has shape {list(source.shape)}, config.json implies {list(shape)}.")
+    return source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -120,8 +121,20 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
 
 def _write(descriptor: int, chunk: Chunk, tensor_start: int) -> int:
     """Write one chunk at its place; returns its bytes."""
-    data, place = memoryview(encode(chunk)), tensor_start + chunk.offset
+    data, place = encode(chunk).data, tensor_start + chunk.offset
     done = 0
     while done < len(data):
-        done += os.pwrite(descriptor, data[done:], place + done)
+        done += _write_at(descriptor, data[done:], place + done)
     return done
+
+
+_moving = threading.Lock()
+
+
+def _write_at(descriptor: int, data: memoryview, place: int) -> int:
+    """Write some of `data` at `place`; returns how many bytes."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, place)
+    with _moving:  # Windows: one write at a time
+        os.lseek(descriptor, place, os.SEEK_SET)
+        return os.write(descriptor, data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dflash2.converter.attention import read_attention
 from dflash2.converter.config import Convolution, DrafterConfig, Selector
-from dflash2.converter.fields import Fields, JsonObject
+from dflash2.converter.fields import Fields
 from dflash2.converter.overrides import Overrides
 from dflash2.converter.rope import read_rope
 from dflash2.errors import UnsupportedCheckpointError
@@ -82,12 +82,6 @@ def _refuse_what_the_graph_lacks(top: Fields) -> None:
     if activation != _ACTIVATION:
         raise UnsupportedCheckpointError(
             f"{top.path}: 'hidden_act' is {activation!r}; only {_ACTIVATION!r} drafters are converted."
-        )
-    quantization: JsonObject = top.section("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
-        raise UnsupportedCheckpointError(
-            f"{top.path}: the checkpoint is quantised ({method}); convert the BF16, F16 or F32 original."
         )
 
 

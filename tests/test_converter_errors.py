@@ -202,8 +202,9 @@ UNSUPPORTED_CASES = {
         "{config}: 'hidden_act' is 'gelu'; only 'silu' drafters are converted.",
     ),
     "quantised": (
-        {"quantization_config": {"quant_method": "fp8"}},
-        "{config}: the checkpoint is quantised (fp8); convert the BF16, F16 or F32 original.",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "{config}: the checkpoint is quantised with gptq, which is not read; convert the BF16, F16 or F32 original, or"
+        " dequantise it with gptqmodel first.",
     ),
     "layer kind": (
         {"layer_types": ["full_attention", "linear_attention"]},
