@@ -204,7 +204,9 @@ def _tensors(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
 
 
 def _shapes(tensors: Sequence[TensorInfo], slots: dict[str, Slot]) -> Iterator[Finding]:
-    wrong = [tensor for tensor in tensors if tensor.name in slots and _trim(tensor.shape) != _trim(_shape(slots, tensor))]
+    wrong = [
+        tensor for tensor in tensors if tensor.name in slots and _trim(tensor.shape) != _trim(_shape(slots, tensor))
+    ]
     for tensor in wrong[:_SHOWN]:
         yield error(
             "shapes",

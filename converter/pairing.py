@@ -1,4 +1,4 @@
-"""Do this drafter and this target belong together, and can the llama.cpp at hand run them? Headers are read, no weights."""
+"""Do this drafter and this target belong together, and can the llama.cpp at hand run them? No weights are read."""
 
 from __future__ import annotations
 
