@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import read_config
 from dflash2.converter.fields import JsonObject, load_json_object
+from dflash2.converter.overrides import NO_OVERRIDES
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.errors import CheckpointError
@@ -61,14 +62,16 @@ def read_checkpoint_facts(folder: Path) -> CheckpointFacts:
 def _as_converter(folder: Path) -> tuple[DrafterConfig | None, Mapping[str, StoredTensor], str | None]:
     """Config, tensors and the first reason against converting: what one step refuses, the others may still tell."""
     config: DrafterConfig | None = None
+    rename: Callable[[str], str] = str
     stored: Mapping[str, StoredTensor] = {}
     reasons = []
     try:
-        config = read_config(folder)
+        dialect, config = read_config(folder, NO_OVERRIDES)
+        rename = dialect.rename
     except CheckpointError as error:
         reasons.append(str(error))
     try:
-        stored = read_tensors(folder)
+        stored = read_tensors(folder, rename)
     except CheckpointError as error:
         reasons.append(str(error))
     if config is not None and stored:

@@ -20,6 +20,7 @@ from dflash2.converter.drafter_checks import drafter_findings
 from dflash2.converter.drafter_facts import DrafterFacts, drafter_facts
 from dflash2.converter.findings import Fact, Finding, error, ok, problems, warning
 from dflash2.converter.forks import is_drafter, read_spelling
+from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.target import Target, read_target
 from dflash2.errors import CheckpointError, GGUFError, NativeError
@@ -90,19 +91,20 @@ class _Side:
     target_layers: int | None = None
 
 
-def check(drafter: Path, target: Path) -> Report:
+def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -> Report:
     """Check a pair without loading it.
 
     Args:
         drafter: a drafter GGUF, or the folder of a drafter checkpoint.
         target: GGUF of the target (of a split one: its first file).
+        overrides: what goes before the values of a checkpoint's config, as in `convert`.
 
     Raises:
         GGUFError: one of them cannot be read, or is no drafter or no target.
     """
     drafter, target = Path(drafter), Path(target)
     facts = read_target(target)
-    findings, side = _checkpoint_side(drafter) if drafter.is_dir() else _gguf_side(drafter)
+    findings, side = _checkpoint_side(drafter, overrides) if drafter.is_dir() else _gguf_side(drafter)
     if side is not None:
         for pair_check in _PAIR_CHECKS:
             findings += pair_check(side, facts)
@@ -137,11 +139,11 @@ def _side_of_gguf(info: GGUFInfo, facts: DrafterFacts) -> _Side:
     )
 
 
-def _checkpoint_side(folder: Path) -> tuple[list[Finding], _Side | None]:
+def _checkpoint_side(folder: Path, overrides: Overrides) -> tuple[list[Finding], _Side | None]:
     """A folder is checked as conversion would: what it refuses is an error here."""
     try:
-        config = read_config(folder)
-        plan = plan_tensors(folder, config, read_tensors(folder))
+        dialect, config = read_config(folder, overrides)
+        plan = plan_tensors(folder, config, read_tensors(folder, dialect.rename))
     except CheckpointError as problem:
         return [error("checkpoint", expected="convertible", found=str(problem), fix="see the reason")], None
     findings = [ok("checkpoint", config.architecture), ok("tensors", len(plan.tensors))]
