@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gguf.constants import GGUFValueType
 
-from dflash2.constants import DRAFTER_ARCHITECTURE
+from dflash2.constants import DRAFTER_ARCHITECTURE, FORK_DRAFTER_ARCHITECTURES
 from dflash2.errors import GGUFError
 from dflash2.gguf_info import GGUFInfo, MetadataValue, ValueType
 
@@ -20,7 +20,6 @@ MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 TARGET_LAYERS = f"{DRAFTER_ARCHITECTURE}.target_layers"
 
 _ARCHITECTURE = "general.architecture"
-_FORK_ARCHITECTURES = ("dflash-draft", "qwen35-dflash-draft")
 _NESTED = ("dflash.", "dflash2.")
 _FORK_TAPS = "target_layer_ids"
 # Suffix below the architecture, without the nesting: upstream's key; None drops what follows from other keys.
@@ -81,7 +80,7 @@ def is_fork(info: GGUFInfo) -> bool:
     """Whether the file is a drafter that stock llama.cpp refuses for its spelling."""
     if info.architecture == DRAFTER_ARCHITECTURE:
         return f"{DRAFTER_ARCHITECTURE}.{_FORK_TAPS}" in info.metadata and TARGET_LAYERS not in info.metadata
-    return info.architecture in _FORK_ARCHITECTURES
+    return info.architecture in FORK_DRAFTER_ARCHITECTURES
 
 
 def is_dspark(info: GGUFInfo) -> bool:

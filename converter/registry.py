@@ -105,7 +105,10 @@ def availability() -> tuple[Availability, ...]:
     try:
         support = native.support()
     except NativeError as error:
-        return tuple(Availability(entry, None, entry.stock_obstacle or str(error)) for entry in registry())
+        return tuple(
+            Availability(entry, False if entry.stock_obstacle else None, entry.stock_obstacle or str(error))
+            for entry in registry()
+        )
     found = []
     for entry in registry():
         obstacle = entry.stock_obstacle or _obstacle_here(entry, support)
