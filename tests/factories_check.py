@@ -115,9 +115,10 @@ def make_fork(source: Path, output: Path, spelling: str = "flat", **edits: objec
         return keys.get(key, key.replace("dflash.", f"{architecture}.", 1) if key.startswith("dflash.") else key)
 
     def rename_tensor(name: str) -> str:
-        prefix, _, tail = name.rpartition(name.split(".", 2)[2]) if name.startswith("blk.") else ("", "", name)
-        tail = name[len(prefix) :]
-        return prefix + tensors.get(tail, tail)
+        if not name.startswith("blk."):
+            return tensors.get(name, name)
+        block, layer, tail = name.split(".", 2)
+        return f"{block}.{layer}.{tensors.get(tail, tail)}"
 
     set_keys = {keys["dflash.target_layers"]: (list(taps), GGUFValueType.ARRAY, GGUFValueType.INT32)}
     return edited_gguf(
