@@ -98,7 +98,9 @@ def inspect(path: Path | str) -> Inspection:
 
 def _inspect_gguf(info: GGUFInfo) -> Inspection:
     kind: Kind = "model"
-    facts, failed, read = None, (), info
+    facts: DrafterFacts | None = None
+    failed: tuple[Finding, ...] = ()
+    read = info
     if is_drafter(info):
         spelling = read_spelling(info)
         read = spelling.info

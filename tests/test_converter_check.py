@@ -255,7 +255,7 @@ def test_num_target_layers_that_differ_are_a_warning(tmp_path, target):
     assert (finding.level, finding.key, finding.expected, finding.found) == ("warning", "target_layers", 36, 5)
 
 
-def test_files_in_the_wrong_order_or_of_the_wrong_kind_are_errors(tmp_path, converted, target):
+def test_files_in_the_wrong_order_or_of_the_wrong_kind_are_errors(converted, target):
     with pytest.raises(GGUFError, match="is a drafter itself"):
         check(target, converted)
     with pytest.raises(GGUFError, match="is a qwen3 model, no DFlash drafter; give the drafter first"):

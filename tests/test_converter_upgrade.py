@@ -157,9 +157,7 @@ def test_in_place_keeps_mode_and_link(tmp_path, converted):
 def test_what_is_no_drafter_is_refused(tmp_path, target, converted):
     with pytest.raises(GGUFError, match="is a qwen3 model, no DFlash drafter"):
         upgrade(target, tmp_path / "new.gguf")
-    part = edited_gguf(
-        converted, tmp_path / "part.gguf", set_keys=with_key("split.count", 2, GGUFValueType.UINT16)
-    )
+    part = edited_gguf(converted, tmp_path / "part.gguf", set_keys=with_key("split.count", 2, GGUFValueType.UINT16))
     with pytest.raises(GGUFError, match="one part of a split GGUF"):
         upgrade(part, tmp_path / "new.gguf")
     dspark = make_fork(converted, tmp_path / "dspark.gguf")

@@ -62,9 +62,7 @@ def test_list_as_json_has_every_field_of_every_entry():
         assert pair["runs_on_stock"] is (entry.stock_obstacle is None)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3.8-27b", "QWEN3.8-27B", "Qwen3.8-27B-DFlash2", "incoai/Qwen3.8-27B-DFlash2"]
-)
+@pytest.mark.parametrize("name", ["qwen3.8-27b", "QWEN3.8-27B", "Qwen3.8-27B-DFlash2", "incoai/Qwen3.8-27B-DFlash2"])
 def test_names_resolve_in_any_case_with_or_without_the_owner(name):
     assert resolve(name).key == "qwen3.8-27b"
 
