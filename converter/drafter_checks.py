@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from gguf.constants import GGUFValueType
 
 from dflash2.converter.drafter_facts import DrafterFacts
 from dflash2.converter.findings import Finding, error, ok, warning
@@ -27,6 +28,10 @@ RECONVERT = "convert the drafter's checkpoint again with dflash2-convert"
 _ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 _NEEDED = ("context_length", "attention.layer_norm_rms_epsilon")
 _SHOWN = 3
+_SECTIONS = 4  # of M-RoPE
+# Types that no matrix multiplication of ggml takes as weights.
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
+_LIST_TYPES = (GGUFValueType.INT32, GGUFValueType.UINT32)
 
 
 def drafter_findings(spelling: Spelling, facts: DrafterFacts) -> list[Finding]:
@@ -82,6 +87,9 @@ def _taps(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
     stored = info.metadata.get(info.own("target_layers"))
     if not facts.taps or not isinstance(stored, tuple) or len(stored) != len(facts.taps):
         yield error("taps", expected="a list of layer ids", found=list(facts.taps), fix=RECONVERT)
+    elif info.value_types[info.own("target_layers")].element not in _LIST_TYPES:
+        element = info.value_types[info.own("target_layers")].element
+        yield error("taps", expected="INT32", found=element.name if element else None, fix=RECONVERT)
     elif min(facts.taps) < 1:
         # The output of layer i is the input of layer i + 1, so that no id of this file can be 0.
         yield warning("taps", expected="ids from 1", found=list(facts.taps), fix=f"{RECONVERT}: they look unshifted")
@@ -155,6 +163,9 @@ def _causality(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
 
 def _rope(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
     rope = facts.rope
+    if rope.sections and len(rope.sections) != _SECTIONS:
+        yield error("rope_scaling", expected=f"{_SECTIONS} sections", found=list(rope.sections), fix=RECONVERT)
+        return
     if rope.scaling is not None and rope.scaling not in _ROPE_TYPES:
         # llama.cpp asserts that it knows the name.
         yield error("rope_scaling", expected=list(_ROPE_TYPES), found=rope.scaling, fix=RECONVERT)
@@ -230,12 +241,15 @@ def _trim(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _types(info: GGUFInfo, _facts: DrafterFacts) -> Iterator[Finding]:
-    wrong = [tensor for tensor in info.tensors if must_be_f32(tensor.name, tensor.shape) and tensor.type_name != "F32"]
-    if wrong:
-        found = [f"{tensor.name} {tensor.type_name}" for tensor in wrong]
-        yield error("tensor_types", expected="F32", found=_shown(found), fix=f"{RECONVERT}: llama.cpp aborts on these")
-    else:
-        yield ok("tensor_types", sorted({tensor.type_name for tensor in info.tensors}))
+    for expected, wrong in (
+        ("F32", [t for t in info.tensors if must_be_f32(t.name, t.shape) and t.type_name != "F32"]),
+        ("a type for weights", [t for t in info.tensors if t.name != VOCABULARY_MAP and t.type_name in _NO_WEIGHTS]),
+    ):
+        if wrong:
+            found = _shown([f"{tensor.name} {tensor.type_name}" for tensor in wrong])
+            yield error("tensor_types", expected=expected, found=found, fix=f"{RECONVERT}: llama.cpp aborts on these")
+            return
+    yield ok("tensor_types", sorted({tensor.type_name for tensor in info.tensors}))
 
 
 def _vocabulary_map(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
@@ -244,7 +258,7 @@ def _vocabulary_map(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
     tokens = info.metadata.get("tokenizer.ggml.tokens")
     if tensor is None:
         return
-    if tensor.type_name != "I64":
+    if tensor.type_name != "I64" or len(tensor.shape) != 1:
         yield error("d2t", expected="I64", found=tensor.type_name, fix=f"{RECONVERT}: llama.cpp aborts on it")
         return
     if not facts.own_head:

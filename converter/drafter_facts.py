@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dflash2.converter.config import Attention, Convolution, Selector
 from dflash2.converter.forks import MASK_TOKEN
-from dflash2.converter.layout import SELECTOR_TENSOR, VOCABULARY_MAP
+from dflash2.converter.layout import MAX_LAYERS, SELECTOR_TENSOR, VOCABULARY_MAP
 from dflash2.gguf_info import GGUFInfo
 
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
@@ -87,7 +87,7 @@ def _attention(info: GGUFInfo) -> Attention:
     """As the loader reads it: one flag, false if absent; our own key overrides it for sliding layers."""
     window = info.integer(info.own("attention.sliding_window")) or None
     pattern = info.metadata.get(info.own("attention.sliding_window_pattern"))
-    layers = info.integer(info.own("block_count")) or 0
+    layers = min(info.integer(info.own("block_count")) or 0, MAX_LAYERS)
     causal = bool(info.metadata.get(info.own("attention.causal"), False))
     return Attention(
         sliding=tuple(bool(item) for item in pattern) if window and isinstance(pattern, tuple) else (False,) * layers,

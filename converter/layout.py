@@ -56,6 +56,8 @@ _CONVOLUTION: tuple[_Row, ...] = (
     ("ffn_conv_base", ("hidden", "kernel", "sides")),
     ("ffn_conv_proj.weight", ("hidden", "kernels")),
 )
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_MAX_SIZE = 2**31 - 1
 # Keys whose values the shapes are made of, by the symbol they stand for.
 _SIZES = {
     "hidden": "embedding_length",
@@ -78,7 +80,7 @@ class Slot:
 
 
 def missing_sizes(info: GGUFInfo) -> list[str]:
-    """Keys without which the loader cannot size the drafter's tensors, or that are no positive integers."""
+    """Keys without which the loader cannot size the drafter's tensors, or whose values are no such sizes."""
     wanted = dict(_SIZES)
     if SELECTOR_TENSOR in info.tensor_names:
         wanted |= _SELECTOR_SIZES
@@ -135,4 +137,5 @@ def _symbols(info: GGUFInfo, n_taps: int, vocab_size: int, has_selector: bool) -
 
 def _positive(info: GGUFInfo, key: str) -> int | None:
     value = info.metadata.get(info.own(key))
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    limit = MAX_LAYERS if key == _SIZES["layers"] else _MAX_SIZE
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= limit else None

@@ -118,6 +118,8 @@ def _gguf_side(path: Path) -> tuple[list[Finding], _Side]:
         raise GGUFError(
             f"{path} is a {info.architecture or 'nameless'} model, no DFlash drafter; give the drafter first."
         )
+    if (info.integer("split.count") or 1) > 1:
+        raise GGUFError(f"{path} is one part of a split GGUF; join the parts with llama-gguf-split --merge first.")
     spelling = read_spelling(info)
     facts = drafter_facts(spelling.info)
     return drafter_findings(spelling, facts), _side_of_gguf(spelling.info, facts)

@@ -1,17 +1,22 @@
 """`check` finds what keeps a pair from working, from headers alone, and says what to do."""
 
+import json
+
 import numpy as np
 import pytest
 from factories import drafter_config, drafter_tensors, make_drafter, make_target, write_checkpoint
 from factories_check import edited_gguf, make_fork, with_key
 from gguf import GGUFWriter
 from gguf.constants import GGUFValueType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dflash2 import native
-from dflash2.converter import Overrides, check, convert
+from dflash2.converter import Overrides, check, convert, inspect, upgrade
 from dflash2.errors import GGUFError
 
-U32, STRING, BOOL, ARRAY = GGUFValueType.UINT32, GGUFValueType.STRING, GGUFValueType.BOOL, GGUFValueType.ARRAY
+U32, I32, STRING = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.STRING
+BOOL, ARRAY = GGUFValueType.BOOL, GGUFValueType.ARRAY
 
 
 @pytest.fixture
@@ -113,6 +118,7 @@ def test_sections_on_a_target_without_mrope_are_a_warning(tmp_path, converted, t
         ({"set_keys": with_key("tokenizer.ggml.mask_token_id", 288, U32)}, "mask_range", "below 288", 288),
         ({"without": ("dflash.target_layers",), "drop_tensors": ("fc.weight",)}, "taps", "a list of layer ids", []),
         ({"without": ("dflash.feed_forward_length",)}, "keys", ["dflash.feed_forward_length"], None),
+        ({"set_keys": with_key("dflash.block_count", 2**32 - 1, U32)}, "keys", ["dflash.block_count"], None),
         (
             {"without": ("dflash.attention.layer_norm_rms_epsilon",)},
             "keys",
@@ -152,6 +158,24 @@ def test_sections_on_a_target_without_mrope_are_a_warning(tmp_path, converted, t
             ["blk.0.attn_conv_base F16"],
         ),
         ({"set_keys": with_key("dflash.selector_top_k", 8, U32)}, "selector_lattice", 72, 64),
+        (
+            {"set_keys": with_key("dflash.target_layers", [1, 3, 4], ARRAY, GGUFValueType.INT64)},
+            "taps",
+            "INT32",
+            "INT64",
+        ),
+        (
+            {"set_keys": with_key("dflash.rope.dimension_sections", [8, 0], ARRAY, GGUFValueType.INT32)},
+            "rope_scaling",
+            "4 sections",
+            [8, 0],
+        ),
+        (
+            {"tensor_values": {"blk.0.ffn_gate.weight": np.ones((96, 64), np.int8)}},
+            "tensor_types",
+            "a type for weights",
+            ["blk.0.ffn_gate.weight I8"],
+        ),
         ({"set_keys": with_key("dflash.conv_group_size", 48, U32)}, "conv_group", "a divisor of 64", 48),
     ],
 )
@@ -260,6 +284,63 @@ def test_files_in_the_wrong_order_or_of_the_wrong_kind_are_errors(converted, tar
         check(target, converted)
     with pytest.raises(GGUFError, match="is a qwen3 model, no DFlash drafter; give the drafter first"):
         check(target, target)
+
+
+def test_one_part_of_a_split_drafter_is_refused(tmp_path, converted, target):
+    part = edited_gguf(converted, tmp_path / "part.gguf", set_keys=with_key("split.count", 2, GGUFValueType.UINT16))
+    with pytest.raises(GGUFError, match="one part of a split GGUF; join the parts"):
+        check(part, target)
+
+
+DRAFTER_KEYS = (
+    "block_count",
+    "embedding_length",
+    "attention.head_count",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "block_size",
+    "target_layers",
+    "target_layer_ids",
+    "rope.dimension_sections",
+    "rope.scaling.type",
+    "selector_top_k",
+    "conv_group_size",
+    "selector_rank",
+)
+VALUES = st.one_of(
+    st.tuples(st.integers(0, 2**32 - 1), st.just(U32), st.none()),
+    st.tuples(st.text(max_size=4), st.just(STRING), st.none()),
+    st.tuples(st.booleans(), st.just(BOOL), st.none()),
+    st.tuples(st.floats(width=32), st.just(GGUFValueType.FLOAT32), st.none()),
+    st.tuples(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5), st.just(ARRAY), st.just(I32)),
+    st.tuples(st.lists(st.text(max_size=3), min_size=1, max_size=3), st.just(ARRAY), st.just(STRING)),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    edits=st.dictionaries(st.sampled_from(DRAFTER_KEYS), VALUES, min_size=1, max_size=3),
+    architecture=st.sampled_from(["dflash", "dflash-draft"]),
+)
+def test_whatever_the_keys_hold_is_a_finding_or_one_sentence(tmp_path, converted, target, edits, architecture):
+    keys = {f"{architecture}.{name}": value for name, value in edits.items()}
+    edited = edited_gguf(
+        converted,
+        tmp_path / "fuzz.gguf",
+        architecture=architecture,
+        rename_key=lambda key: key.replace("dflash.", f"{architecture}.", 1) if key.startswith("dflash.") else key,
+        without=tuple(f"dflash.{name}" for name in edits),
+        set_keys=keys,
+    )
+    for answer in (
+        lambda: check(edited, target).to_dict(),
+        lambda: inspect(edited).rows(),
+        lambda: [change.what for change in upgrade(edited, tmp_path / "new.gguf").changes],
+    ):
+        try:
+            json.dumps(answer())
+        except GGUFError as error:
+            assert str(edited) in str(error)
 
 
 def test_a_fork_is_checked_as_what_upgrade_would_make_of_it(tmp_path, converted, target):
