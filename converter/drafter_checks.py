@@ -13,7 +13,7 @@ from gguf.constants import GGUFValueType
 from dflash2.converter.drafter_facts import DrafterFacts
 from dflash2.converter.findings import Finding, error, ok, warning
 from dflash2.converter.forks import Spelling, is_dspark
-from dflash2.converter.layout import (
+from dflash2.converter.loader_table import (
     SELECTOR_TENSOR,
     VOCABULARY_MAP,
     Slot,
