@@ -12,7 +12,7 @@ from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import read_config
 from dflash2.converter.fields import JsonObject, load_json_object
-from dflash2.converter.overrides import NO_OVERRIDES
+from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.errors import CheckpointError
@@ -43,10 +43,10 @@ class CheckpointFacts:
         return self.reason is None
 
 
-def read_checkpoint_facts(folder: Path) -> CheckpointFacts:
-    """Facts of `folder`; raises CheckpointError if it has no readable config.json."""
+def read_checkpoint_facts(folder: Path, overrides: Overrides = NO_OVERRIDES) -> CheckpointFacts:
+    """Facts of `folder`, with a user's `overrides`; raises CheckpointError if it has no readable config.json."""
     top = load_json_object(folder / "config.json")
-    config, stored, reason = _as_converter(folder)
+    config, stored, reason = _as_converter(folder, overrides)
     tensors = tuple(stored.values())
     return CheckpointFacts(
         dialect=_dialect(top),
@@ -59,14 +59,16 @@ def read_checkpoint_facts(folder: Path) -> CheckpointFacts:
     )
 
 
-def _as_converter(folder: Path) -> tuple[DrafterConfig | None, Mapping[str, StoredTensor], str | None]:
+def _as_converter(
+    folder: Path, overrides: Overrides
+) -> tuple[DrafterConfig | None, Mapping[str, StoredTensor], str | None]:
     """Config, tensors and the first reason against converting: what one step refuses, the others may still tell."""
     config: DrafterConfig | None = None
     rename: Callable[[str], str] = str
     stored: Mapping[str, StoredTensor] = {}
     reasons = []
     try:
-        dialect, config = read_config(folder, NO_OVERRIDES)
+        dialect, config = read_config(folder, overrides)
         rename = dialect.rename
     except CheckpointError as error:
         reasons.append(str(error))

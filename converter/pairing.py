@@ -13,15 +13,13 @@ from dflash2.constants import (
     LLAMA_CPP_PYTHON_VERSION,
     TAPPABLE_ARCHITECTURES,
 )
-from dflash2.converter.checkpoint import read_tensors
+from dflash2.converter.checkpoint_facts import read_checkpoint_facts
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import read_config
 from dflash2.converter.drafter_checks import drafter_findings
 from dflash2.converter.drafter_facts import DrafterFacts, drafter_facts
 from dflash2.converter.findings import Fact, Finding, error, ok, problems, warning
 from dflash2.converter.forks import is_drafter, read_spelling
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
-from dflash2.converter.plan import plan_tensors
 from dflash2.converter.target import Target, read_target
 from dflash2.errors import CheckpointError, GGUFError, NativeError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
@@ -144,11 +142,13 @@ def _side_of_gguf(info: GGUFInfo, facts: DrafterFacts) -> _Side:
 def _checkpoint_side(folder: Path, overrides: Overrides) -> tuple[list[Finding], _Side | None]:
     """A folder is checked as conversion would: what it refuses is an error here."""
     try:
-        dialect, config = read_config(folder, overrides)
-        plan = plan_tensors(folder, config, read_tensors(folder, dialect.rename))
+        facts = read_checkpoint_facts(folder, overrides)
     except CheckpointError as problem:
-        return [error("checkpoint", expected="convertible", found=str(problem), fix="see the reason")], None
-    findings = [ok("checkpoint", config.architecture), ok("tensors", len(plan.tensors))]
+        return [_refused(str(problem))], None
+    config = facts.config
+    if config is None or facts.reason is not None:
+        return [_refused(facts.reason)], None
+    findings = [ok("checkpoint", config.architecture), ok("tensors", len(facts.tensors))]
     if config.attention.mixed_causality:
         findings.append(
             warning(
@@ -159,6 +159,10 @@ def _checkpoint_side(folder: Path, overrides: Overrides) -> tuple[list[Finding],
             )
         )
     return findings, _side_of_config(config)
+
+
+def _refused(reason: str | None) -> Finding:
+    return error("checkpoint", expected="convertible", found=reason, fix="settle what the reason names")
 
 
 def _side_of_config(config: DrafterConfig) -> _Side:
