@@ -10,6 +10,8 @@ SDIST_SOURCE_FOLDER = f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}/vendor/llama
 
 # GGUF architecture of every DFlash drafter, v1 and 2.
 DRAFTER_ARCHITECTURE = "dflash"
+# What forks of llama.cpp call it; `dflash2 upgrade` rewrites such files.
+FORK_DRAFTER_ARCHITECTURES = frozenset({"dflash-draft", "qwen35-dflash-draft"})
 
 # Architectures whose graph publishes layer inputs (sets `t_layer_inp` in src/models/*.cpp of the pinned source, or
 # reuses such a graph). Any other one aborts the process when a layer is tapped; a test derives this list again.

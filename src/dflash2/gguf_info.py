@@ -143,6 +143,8 @@ def decode_value(encoded: bytes) -> MetadataValue:
 
 def read_gguf_info(path: Path) -> GGUFInfo:
     """Read the header of the GGUF file at `path`; raises GGUFError if it is no complete little-endian GGUF file."""
+    if (Path(path) / "config.json").is_file():
+        raise GGUFError(f"{path} is a checkpoint folder, not a GGUF file; convert it first with dflash2-convert.")
     try:
         with Path(path).open("rb") as file:
             if file.read(4) != _MAGIC:

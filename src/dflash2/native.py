@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,8 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGUFWriter
 
-from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
+from dflash2.constants import DRAFTER_ARCHITECTURE, LLAMA_CPP_PYTHON_VERSION
 from dflash2.errors import NativeError
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -46,6 +48,12 @@ class _Symbol(NamedTuple):
 
 
 _POINTER = ctypes.c_void_p
+# Came with DFlash 2; nothing here calls it.
+_DFLASH2_SYMBOLS = (
+    "llama_model_dflash_selector_top_k",
+    "_Z33llama_model_dflash_selector_top_kPK11llama_model",
+    "?llama_model_dflash_selector_top_k@@YAIPEBUllama_model@@@Z",
+)
 _SYMBOLS = {
     "llama_set_embeddings_layer_inp": _Symbol(
         "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
@@ -80,6 +88,20 @@ class Library:
 
     path: Path
     patched: bool
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a library can run, found out without loading a model.
+
+    `missing` are the functions a cycle needs and it lacks, `drafters` the newest kind of drafter it loads: 0 none,
+    1 DFlash, 2 DFlash 2.
+    """
+
+    library: Library
+    version: str
+    missing: tuple[str, ...]
+    drafters: int
 
 
 @dataclass(frozen=True)
@@ -175,6 +197,57 @@ def require_symbols() -> None:
     """Raise NativeError, naming the first one missing, unless the library exports every symbol DFlash needs."""
     for name in _SYMBOLS:
         _function(name)
+
+
+def support() -> Support:
+    """What the library at hand can run; raises NativeError if there is none."""
+    module, loaded = _llama()
+    missing = tuple(name for name in _SYMBOLS if not _exported(name))
+    drafters = 0
+    if knows_architecture(DRAFTER_ARCHITECTURE):
+        drafters = 2 if any(hasattr(module._lib, name) for name in _DFLASH2_SYMBOLS) else 1
+    return Support(loaded, version("llama-cpp-python"), missing, drafters)
+
+
+def _exported(name: str) -> bool:
+    try:
+        _function(name)
+    except NativeError:
+        return False
+    return True
+
+
+@cache
+def knows_architecture(name: str) -> bool:
+    """Whether the library loads models of this GGUF architecture; raises NativeError if there is no library.
+
+    Asked by loading the vocabulary of a file that has none: it fails for an unknown architecture alone.
+    """
+    module, _ = _llama()
+    logger = import_module("llama_cpp._logger")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "probe.gguf"
+        writer = GGUFWriter(path, name)
+        writer.add_tokenizer_model("no_vocab")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        parameters = module.llama_model_default_params()
+        parameters.vocab_only, parameters.n_gpu_layers = True, 0
+        module.llama_log_set(_quiet(), None)
+        try:
+            model = module.llama_model_load_from_file(os.fsencode(path), parameters)
+        finally:
+            module.llama_log_set(logger.llama_log_callback, None)
+    if model:
+        module.llama_model_free(model)
+    return bool(model)
+
+
+@cache
+def _quiet() -> Any:
+    """A log callback that drops everything; kept, since llama.cpp keeps its address."""
+    return _llama()[0].llama_log_callback(lambda *_: None)
 
 
 def silence() -> None:
