@@ -14,10 +14,12 @@ from dflash2.converter.metadata import build_metadata
 from dflash2.converter.outtypes import parse_outtype
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
+from dflash2.converter.provenance import input_files, license_notes
 from dflash2.converter.quantized import open_quantized
-from dflash2.converter.target import check_pair, read_target
+from dflash2.converter.target import check_pair, check_tokens, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
 from dflash2.converter.writer import Progress, check_output, replacing
+from dflash2.hub import Snapshot
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Conversion:
 
 
 def convert(
-    drafter: Path,
-    target: Path,
+    drafter: Path | Snapshot,
+    target: Path | Snapshot,
     output: Path,
     *,
     outtype: str = "bf16",
@@ -46,8 +48,10 @@ def convert(
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
 
     Args:
-        drafter: folder with config.json and one or more safetensors files.
-        target: GGUF of the model it drafts for; the tokenizer and the kind of rope are taken from it.
+        drafter: folder with config.json and one or more safetensors files, or what `hub.resolve_drafter` found.
+        target: GGUF of the model it drafts for (of a split one the first file), or its Hugging Face folder, of which
+            config.json and the tokenizer files are read; the tokenizer and the kind of rope are taken from it.
+            Or what `hub.resolve_target` found.
         output: GGUF file to write; an existing one is replaced, and only by a complete one.
         outtype: one of OUT_TYPES, in any case; vectors, norms and convolution bases stay F32.
         tensor_types: (pattern, type) pairs for single matrices; the first pattern found in a GGUF name decides, as a
@@ -63,19 +67,30 @@ def convert(
         OutputError: the output cannot be written, or its type is not possible.
         NativeError: llama.cpp, which quantises all but the direct types, is not there or refuses.
     """
-    drafter, target, output = Path(drafter), Path(target), Path(output)
+    drafter_source, target_source, output = _source(drafter), _source(target), Path(output)
+    drafter, target = drafter_source.path, target_source.path
     wanted = parse_outtype(outtype)
     dialect, config = read_config(drafter, overrides)
-    facts = read_target(target)
+    facts = read_target(target, target_source.repo_id)
     pair_notes = check_pair(config, facts)
+    check_tokens(drafter, facts)
     stored = read_tensors(drafter, dialect.rename)
     sources, quantization_notes = open_quantized(load_json_object(drafter / "config.json"), drafter, stored)
     plan = plan_tensors(drafter, config, sources)
     check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
     types = plan_types(plan.tensors, wanted, tensor_types)
-    metadata = build_metadata(config, facts, drafter, wanted.file_type, plan.n_parameters)
+    inputs = input_files(drafter_source, {tensor.path for tensor in stored.values()}, target_source)
+    metadata, hashed = build_metadata(
+        config,
+        facts,
+        drafter_source,
+        wanted.file_type,
+        plan.n_parameters,
+        target_source=target_source,
+        inputs=inputs,
+    )
     with replacing(output) as temporary:
-        type_notes = write_typed(temporary, metadata, types, progress)
+        type_notes = write_typed(temporary, metadata, types, hashed=hashed, progress=progress)
     return Conversion(
         output=output,
         config=config,
@@ -83,5 +98,9 @@ def convert(
         n_tensors=len(plan.tensors),
         n_parameters=plan.n_parameters,
         n_bytes=output.stat().st_size,
-        notes=(*config.notes, *quantization_notes, *plan.notes, *pair_notes, *type_notes),
+        notes=(*config.notes, *quantization_notes, *plan.notes, *pair_notes, *type_notes, *license_notes(drafter)),
     )
+
+
+def _source(given: Path | Snapshot) -> Snapshot:
+    return given if isinstance(given, Snapshot) else Snapshot(Path(given))

@@ -7,7 +7,7 @@ the quantiser copies text only up to a zero byte, notices no full disk and order
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +62,24 @@ def _quantised(
         result.unlink(missing_ok=True)
 
 
-def write_typed(path: Path, metadata: Sequence[Entry], types: TypePlan, progress: Progress | None) -> tuple[str, ...]:
-    """Write the file that `types` plans; returns what a user should know of it. Raises as `_quantised`."""
+def write_typed(
+    path: Path,
+    metadata: Sequence[Entry],
+    types: TypePlan,
+    *,
+    hashed: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> tuple[str, ...]:
+    """Write the file that `types` plans; returns what a user should know of it.
+
+    Arguments as those of `write_gguf`; raises as that and as `_quantised`.
+    """
     if not types.by_llama_cpp:
-        write_gguf(path, metadata, types.tensors, progress=progress)
+        write_gguf(path, metadata, types.tensors, hashed=hashed, progress=progress)
         return types.notes({tensor.planned.name: tensor.type for tensor in types.tensors})
     total = sum(tensor.n_bytes for tensor in types.tensors)
     with _quantised(path, metadata, types, progress) as tensors:
-        write_gguf(path, metadata, tensors, progress=_scaled(progress, _RESULT, total))
+        write_gguf(path, metadata, tensors, hashed=hashed, progress=_scaled(progress, _RESULT, total))
     return types.notes({tensor.planned.name: tensor.type for tensor in tensors})
 
 

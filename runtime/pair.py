@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.constants import DRAFTER_ARCHITECTURE, FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
+from dflash2.constants import (
+    DRAFTER_ARCHITECTURE,
+    FINAL_TAP_ARCHITECTURES,
+    FORK_DRAFTER_ARCHITECTURES,
+    TAPPABLE_ARCHITECTURES,
+)
 from dflash2.errors import TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
@@ -50,6 +55,10 @@ def read_pair(target: Path, drafter: Path) -> DrafterSpec:
 def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
     if target.architecture == DRAFTER_ARCHITECTURE:
         raise TargetMismatchError(f"{target.path} is a DFlash drafter; give the target first, the drafter second.")
+    if drafter.architecture in FORK_DRAFTER_ARCHITECTURES:
+        raise TargetMismatchError(
+            f"{drafter.path} is a drafter for a fork of llama.cpp ({drafter.architecture}); run dflash2 upgrade on it."
+        )
     if drafter.architecture != DRAFTER_ARCHITECTURE:
         raise TargetMismatchError(
             f"{drafter.path} has the architecture {drafter.architecture!r}, not {DRAFTER_ARCHITECTURE!r}; "

@@ -449,7 +449,7 @@ def test_drafter_as_target_is_named(job):
 
 def test_later_part_of_a_split_target_is_named(job):
     make_target(job.target, metadata={"split.no": (1, GGUFValueType.UINT16, None)})
-    message = "{target} is not the first file of a split GGUF; give the file that ends in -00001-of-...."
+    message = "{target} is part 2 of a split GGUF; give the first part, the file that ends in -00001-of-....gguf."
     assert_refused(job, GGUFError, message)
 
 

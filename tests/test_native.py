@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash2 import native
+from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
 from dflash2.errors import NativeError
 from dflash2.native import Context, ContextOptions, Model, Outputs, Placement, loader
 
@@ -173,3 +174,17 @@ def test_a_library_named_in_the_environment_is_loaded_instead_of_the_stock_one(t
     assert patched == "True"
     # Once llama_cpp has loaded its own library, that one stays.
     assert run("import llama_cpp; " + code, DFLASH2_LIBRARY_PATH=str(folder)) == [str(native.library().path), "False"]
+
+
+def test_support_of_the_pinned_library_is_complete():
+    found = native.support()
+    assert (found.version, found.missing, found.drafters) == (LLAMA_CPP_PYTHON_VERSION, (), 2)
+    assert found.library == native.library()
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("dflash", True), ("qwen35", True), ("glm5-next", True), ("dflash-draft", False), ("", False)]
+)
+def test_architectures_are_asked_of_the_library_without_a_word(capfd, name, known):
+    assert native.knows_architecture.__wrapped__(name) is known
+    assert capfd.readouterr() == ("", "")

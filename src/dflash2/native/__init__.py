@@ -16,6 +16,7 @@ from dflash2.native.loader import (
 )
 from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
+from dflash2.native.probe import Support, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
 
 __all__ = [
@@ -29,9 +30,12 @@ __all__ = [
     "Model",
     "Outputs",
     "Placement",
+    "Support",
+    "knows_architecture",
     "library",
     "quantize_gguf",
     "repacking_is_safe",
     "require_symbols",
     "silence",
+    "support",
 ]
