@@ -7,7 +7,7 @@ the quantiser copies text only up to a zero byte, notices no full disk and order
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def write_typed(
     metadata: Sequence[Entry],
     types: TypePlan,
     *,
-    hashed: Mapping[str, Path] | None = None,
+    hashed: Mapping[str, Callable[[], str]] | None = None,
     progress: Progress | None = None,
 ) -> tuple[str, ...]:
     """Write the file that `types` plans; returns what a user should know of it.
