@@ -20,8 +20,8 @@ from dflash2.converter.drafter_facts import DrafterFacts, drafter_facts
 from dflash2.converter.findings import Fact, Finding, error, ok, problems, warning
 from dflash2.converter.forks import is_drafter, read_spelling
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
-from dflash2.converter.target import Target, read_target
-from dflash2.errors import CheckpointError, GGUFError, NativeError
+from dflash2.converter.target import Target, check_tokens, read_target
+from dflash2.errors import CheckpointError, GGUFError, NativeError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
 SCHEMA = "dflash2.check/1"
@@ -94,7 +94,7 @@ def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -
 
     Args:
         drafter: a drafter GGUF, or the folder of a drafter checkpoint.
-        target: GGUF of the target (of a split one: its first file).
+        target: GGUF of the target (of a split one: its first file), or its Hugging Face folder.
         overrides: what goes before the values of a checkpoint's config, as in `convert`.
 
     Raises:
@@ -106,6 +106,8 @@ def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -
     if side is not None:
         for pair_check in _PAIR_CHECKS:
             findings += pair_check(side, facts)
+    if drafter.is_dir():
+        findings += _own_tokenizer(drafter, facts)
     findings += _runtime(side, facts)
     return Report(drafter, target, tuple(findings))
 
@@ -240,7 +242,7 @@ def _vocabulary(side: _Side, target: Target) -> Iterator[Finding]:
         )
         return
     yield ok("vocab_size", target.vocab_size)
-    own, others = side.tokens, target_tokens(target)
+    own, others = side.tokens, target.tokens
     if own is None or others is None:
         return
     if own == others:
@@ -257,10 +259,14 @@ def _vocabulary(side: _Side, target: Target) -> Iterator[Finding]:
     )
 
 
-def target_tokens(target: Target) -> tuple[str, ...] | None:
-    """The target's token strings in the order of their ids, None where they are not at hand."""
-    tokens = target.info.metadata.get("tokenizer.ggml.tokens")
-    return tuple(map(str, tokens)) if isinstance(tokens, tuple) else None
+def _own_tokenizer(folder: Path, target: Target) -> Iterator[Finding]:
+    """A checkpoint that brings a tokenizer file, compared with the target's."""
+    try:
+        check_tokens(folder, target)
+    except TargetMismatchError as problem:
+        yield error("tokens", expected="the target's tokenizer", found=str(problem), fix="use its own target")
+    else:
+        yield ok("tokens", "not in contradiction")
 
 
 def _mask_range(side: _Side, target: Target) -> Iterator[Finding]:

@@ -176,12 +176,13 @@ def _for_target(info: GGUFInfo, target: Target) -> Iterator[Entry]:
     hidden = info.integer(info.own("embedding_length"))
     if hidden != target.hidden_size:
         raise TargetMismatchError(
-            f"{target.path} has the hidden size {target.hidden_size}, {info.path} is for {hidden}; give its own target."
+            f"{target.label} has the hidden size {target.hidden_size}, {info.path} is for {hidden};"
+            " give its own target."
         )
     tokens = info.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, tuple) and len(tokens) != target.vocab_size:
         raise TargetMismatchError(
-            f"{target.path} has {target.vocab_size} tokens, {info.path} {len(tokens)}; give its own target."
+            f"{target.label} has {target.vocab_size} tokens, {info.path} {len(tokens)}; give its own target."
         )
     if target.uses_mrope and _SECTIONS not in info.metadata:
         head_dim = info.integer(_KEY_LENGTH)

@@ -119,7 +119,7 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
 @click.option("--all", "show_all", is_flag=True, help="Show the checks that passed too.")
 @click.option("--strict", is_flag=True, help="Fail on warnings too.")
 def check(drafter: Path, target: Path, as_json: bool, show_all: bool, strict: bool) -> None:
-    """Check whether DRAFTER (GGUF or checkpoint folder) and TARGET (GGUF) fit each other and run here.
+    """Check whether DRAFTER (GGUF or checkpoint folder) and TARGET (GGUF or folder) fit each other and run here.
 
     The exit status is 1 if something keeps the pair from working. No weights are read.
     """
