@@ -14,6 +14,7 @@ from dflash2.converter.dialects import read_config
 from dflash2.converter.fields import JsonObject, load_json_object
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
+from dflash2.converter.quantized import open_quantized
 from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.errors import CheckpointError
 
@@ -78,7 +79,8 @@ def _as_converter(
         reasons.append(str(error))
     if config is not None and stored:
         try:
-            plan_tensors(folder, config, stored)
+            sources, _ = open_quantized(load_json_object(folder / "config.json"), folder, stored)
+            plan_tensors(folder, config, sources)
         except CheckpointError as error:
             reasons.append(str(error))
     return config, stored, reasons[0] if reasons else None

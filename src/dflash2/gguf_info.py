@@ -92,7 +92,7 @@ class GGUFInfo:
 
     path: Path
     version: int
-    metadata: Metadata = field(repr=False)
+    metadata: Mapping[str, MetadataValue] = field(repr=False)
     value_types: Mapping[str, ValueType] = field(repr=False)
     tensors: tuple[TensorInfo, ...] = field(repr=False)
 
@@ -125,10 +125,14 @@ class GGUFInfo:
         kind = self.value_types.get(key)
         if kind is None or kind.element is None:
             return None
+        if not isinstance(self.metadata, Metadata):
+            value = self.metadata[key]
+            return len(value) if isinstance(value, tuple) else None
         return int(struct.unpack_from("<Q", self.metadata.encoded[key], _ARRAY_LENGTH_OFFSET)[0])
 
     def encoded(self, key: str) -> bytes:
         """The value of `key` as it stands in the file: type, for arrays element type and length, then the values."""
+        assert isinstance(self.metadata, Metadata), "metadata that was changed no longer stands in a file"
         return self.metadata.encoded[key]
 
     def own(self, suffix: str) -> str:
