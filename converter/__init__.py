@@ -4,7 +4,7 @@ from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope
 from dflash2.converter.conversion import Conversion, convert
 from dflash2.converter.encoding import OUT_TYPES, OutType
 from dflash2.converter.inspection import DrafterFacts, Inspection, RopeFacts, TypeUse, inspect
-from dflash2.converter.overrides import Overrides
+from dflash2.converter.overrides import Overrides, TapIds
 
 __all__ = [
     "OUT_TYPES",
@@ -20,6 +20,7 @@ __all__ = [
     "RopeFacts",
     "RopeScaling",
     "Selector",
+    "TapIds",
     "TypeUse",
     "convert",
     "inspect",

@@ -36,6 +36,15 @@ def read_attention(
     return attention, notes
 
 
+def read_layers(
+    config: Fields, layers: int, sliding_window: bool | None, causal: bool
+) -> tuple[Attention, tuple[str, ...]]:
+    """Like `read_attention` for a dialect that states one causality for all its layers."""
+    named = _sliding_layers(config, layers)
+    window, notes = _window(config, sliding_window) if any(named) else (None, ())
+    return Attention(named, window, causal_full=causal, causal_sliding=causal), notes
+
+
 def _every_layer_slides(config: Fields, drafter: Fields, named: tuple[bool, ...], one_rule: bool | None) -> Attention:
     """`use_swa` puts a window on every layer; causality still follows the kind that `layer_types` names."""
     window = drafter.optional_integer("swa_window_size") or config.optional_integer("sliding_window")

@@ -13,6 +13,8 @@ from dflash2.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
 _SHARD_NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+# Distributed checkpoints name the writer too, and any writer's file fills the place.
+_WRITER = re.compile(r"shard-\d{5}-(?=.+-\d{5}-of-\d{5}\.safetensors)")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
@@ -74,9 +76,9 @@ def _listed_files(folder: Path) -> list[Path]:
         pickled = next((file for pattern in _PICKLES for file in sorted(folder.glob(pattern))), None)
         hint = f"; {pickled.name} is a pickle, which is never loaded, save it as safetensors" if pickled else ""
         raise CheckpointError(f"{folder} has no .safetensors file{hint}.")
-    present = {file.name for file in files}
-    for file in files:
-        if match := _SHARD_NUMBER.fullmatch(file.name):
+    present = {_WRITER.sub("", file.name) for file in files}
+    for name in sorted(present):
+        if match := _SHARD_NUMBER.fullmatch(name):
             for number in range(1, int(match["count"]) + 1):
                 wanted = f"{match['stem']}-{number:05d}-of-{match['count']}.safetensors"
                 if wanted not in present:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import read_config
+from dflash2.converter.dialects import locate, read_config
 from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_type
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
@@ -42,7 +42,7 @@ def convert(
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
 
     Args:
-        drafter: folder with config.json and one or more safetensors files.
+        drafter: folder with config.json and one or more safetensors files, or the folder above it (see layout).
         target: GGUF of the model it drafts for; the tokenizer and the kind of rope are taken from it.
         output: GGUF file to write; an existing one is replaced, and only by a complete one.
         outtype: type of the matrices; vectors, norms and convolution bases stay F32.
@@ -62,9 +62,10 @@ def convert(
     dialect, config = read_config(drafter, overrides)
     facts = read_target(target)
     pair_notes = check_pair(config, facts)
-    stored = read_tensors(drafter, dialect.rename)
+    place = locate(drafter)
+    stored = read_tensors(place.weights, dialect.rename)
     plan = plan_tensors(drafter, config, stored)
-    check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
+    check_output(output, [target, place.config, *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
     with replacing(output) as temporary:

@@ -193,8 +193,8 @@ def _pushed(machine: _Machine, argument: Any) -> None:
 
 
 _STEPS: dict[str, _Step] = {
-    "PROTO": lambda machine, _: None,
-    "FRAME": lambda machine, _: None,
+    "PROTO": lambda _machine, _: None,
+    "FRAME": lambda _machine, _: None,
     "MARK": _constant(_MARK),
     "NONE": _constant(None),
     "NEWTRUE": _constant(True),

@@ -85,11 +85,12 @@ def _block(target, reference, tokens, cycle):
     return Block(cycle.position, list(cycle.proposal), proposal)
 
 
-def assert_drafts_equal(target, folder, reference: PlainDrafter, tmp_path, **options):
-    """Convert the checkpoint in `folder` and compare every block; the comparison has at least LEAST_BLOCKS."""
+def assert_drafts_equal(target, folder, reference: PlainDrafter, tmp_path, *, least_equal=1.0, **options):
+    """Convert the checkpoint in `folder` and compare every block; at least LEAST_BLOCKS, and that share equal."""
     output = tmp_path / "drafter.gguf"
     conversion = convert(folder, target.path, output, outtype="f32", **options)
     blocks = drafted_blocks(target, output, reference)
     assert len(blocks) >= LEAST_BLOCKS
-    assert [block for block in blocks if block.ours != block.reference] == []
+    differing = [block for block in blocks if block.ours != block.reference]
+    assert len(differing) <= (1 - least_equal) * len(blocks), differing[0]
     return conversion

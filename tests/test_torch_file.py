@@ -135,7 +135,7 @@ def test_missing_storage_compression_and_other_files_are_refused(tmp_path):
         read_torch_file(bomb)
     legacy = tmp_path / "legacy.pt"
     legacy.write_bytes(pickle.dumps({"embedding": [1.0]}))
-    with pytest.raises(CheckpointError, match="not a zip file as torch.save writes it"):
+    with pytest.raises(CheckpointError, match="not a zip file as"):
         read_torch_file(legacy)
     with pytest.raises(CheckpointError, match="Cannot read"):
         read_torch_file(tmp_path / "absent.pt")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dflash2 import converter
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, OutType, Overrides
+from dflash2.converter import OUT_TYPES, OutType, Overrides, TapIds
 
 
 @click.command(context_settings=HELP)
@@ -27,6 +27,11 @@ from dflash2.converter import OUT_TYPES, OutType, Overrides
     type=click.Choice(["on", "off"]),
     help="Keep or drop the window of sliding layers, against 'use_sliding_window' of config.json.",
 )
+@click.option(
+    "--tap-ids",
+    type=click.Choice(["outputs", "inputs"]),
+    help="Whether the checkpoint's tap ids name layers by their output or by their input, where it may be either.",
+)
 def convert(
     drafter: Path,
     target: Path,
@@ -35,6 +40,7 @@ def convert(
     block_size: int | None,
     mask_token_id: int | None,
     sliding_window: str | None,
+    tap_ids: TapIds | None,
 ) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
@@ -49,6 +55,7 @@ def convert(
                 block_size=block_size,
                 mask_token_id=mask_token_id,
                 sliding_window=None if sliding_window is None else sliding_window == "on",
+                tap_ids=tap_ids,
             ),
             progress=lambda written, total: bar.update(task, completed=written, total=total),
         )

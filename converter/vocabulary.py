@@ -1,0 +1,50 @@
+"""A reduced draft vocabulary: which target token each row of the drafter's own head stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash2.converter.safetensors_file import StoredTensor
+from dflash2.converter.sources import Computed
+from dflash2.errors import CheckpointError
+
+OFFSETS = "d2t"
+MEMBERS = "t2d"
+_OFFSET_TYPES: dict[str, str] = {"I64": "<i8", "I32": "<i4"}
+_MEMBER_TYPES: dict[str, str] = {"BOOL": "?", "U8": "?"}
+
+
+def target_ids(stored: Mapping[str, StoredTensor], rows: int, vocab_size: int) -> Computed:
+    """Absolute target ids of the `rows` of the head, as GGUF holds them, from `d2t`, which holds id minus row.
+
+    Raises CheckpointError if they are missing, repeat, leave the vocabulary, or disagree with the mask `t2d`.
+    """
+    if OFFSETS not in stored:
+        raise CheckpointError(
+            f"The checkpoint lacks the tensor {OFFSETS!r}, without which a head of {rows} rows for {vocab_size} tokens"
+            " cannot be read; download it again."
+        )
+    offsets = stored[OFFSETS]
+    ids = _values(offsets, _OFFSET_TYPES, (rows,)).astype(np.int64) + np.arange(rows)
+    where = f"{offsets.path}: tensor {OFFSETS!r}"
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise CheckpointError(f"{where} leads out of the vocabulary of {vocab_size} tokens; it must hold id minus row.")
+    if len(np.unique(ids)) != rows:
+        raise CheckpointError(f"{where} names a token twice; it must hold id minus row.")
+    if MEMBERS in stored:
+        members = _values(stored[MEMBERS], _MEMBER_TYPES, (vocab_size,))
+        if not np.array_equal(np.flatnonzero(members), np.sort(ids)):
+            raise CheckpointError(f"{where} and {MEMBERS!r} name different tokens; download the checkpoint again.")
+    return Computed(ids, where)
+
+
+def _values(tensor: StoredTensor, types: Mapping[str, str], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    if tensor.dtype not in types or tensor.shape != shape:
+        raise CheckpointError(
+            f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, not"
+            f" {' or '.join(types)} {list(shape)}."
+        )
+    return tensor.read(0, tensor.n_bytes).view(types[tensor.dtype])
