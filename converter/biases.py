@@ -7,6 +7,7 @@ right after the addition, and what v and o add to the residual is a constant vec
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.converter.sources import Stored
@@ -17,8 +18,8 @@ _CONSTANT = "it adds a constant vector to the residual, for which llama.cpp's df
 _REASONS = {"q": _NORMED, "k": _NORMED, "v": _CONSTANT, "o": _CONSTANT}
 
 
-def zero_biases(layers: int, stored: Mapping[str, StoredTensor]) -> tuple[set[str], tuple[str, ...]]:
-    """Names of the biases of a checkpoint that has them, all of them zero, and a note that says so.
+def zero_biases(folder: Path, layers: int, stored: Mapping[str, StoredTensor]) -> tuple[set[str], tuple[str, ...]]:
+    """Names of the biases of the checkpoint in `folder`, all of them zero, and a note that says so.
 
     Raises CheckpointError if one is missing, UnsupportedCheckpointError naming the first that is not zero.
     """
@@ -30,7 +31,7 @@ def zero_biases(layers: int, stored: Mapping[str, StoredTensor]) -> tuple[set[st
     for name, reason in names.items():
         if name not in stored:
             raise CheckpointError(
-                f"The checkpoint lacks the tensor {name!r}, which 'attention_bias' true implies; download it again."
+                f"{folder} lacks the tensor {name!r}, which 'attention_bias' true implies; download it again."
             )
         source = Stored(stored[name])
         if len(source.shape) != 1 or source.rows(0, 1).any():

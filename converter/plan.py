@@ -104,7 +104,7 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
             f"{folder} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
             " in the drafter; this version cannot make them."
         )
-    rows, dropped, notes = _rows(config, stored)
+    rows, dropped, notes = _rows(folder, config, stored)
     sizes = _sizes(config)
     planned = []
     for source, name, symbols in rows:
@@ -122,17 +122,19 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
                 " layers; converting without it would change the drafter."
             )
     if config.draft_vocab_size:
-        planned.append(PlannedTensor("d2t", target_ids(stored, config.draft_vocab_size, config.vocab_size)))
+        planned.append(PlannedTensor("d2t", target_ids(folder, stored, config.draft_vocab_size, config.vocab_size)))
     if config.rope.frequency_factors:
         factors = np.array(config.rope.frequency_factors, np.float32)
         planned.append(PlannedTensor("rope_freqs.weight", Computed(factors, "the rope factors of config.json")))
     return TensorPlan(tuple(planned), notes)
 
 
-def _rows(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> tuple[list[_Row], set[str], tuple[str, ...]]:
+def _rows(
+    folder: Path, config: DrafterConfig, stored: Mapping[str, StoredTensor]
+) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     embeddings, dropped, notes = _embedding_rows(config, stored)
     if config.attention_bias:
-        biases, bias_notes = zero_biases(config.layers, stored)
+        biases, bias_notes = zero_biases(folder, config.layers, stored)
         dropped, notes = dropped | biases, notes + bias_notes
     has_sinks = config.attention_sinks or any(name.endswith(_SINKS[0]) for name in stored)
     layer_rows = _LAYER + (_CONVOLUTION_LAYER if config.convolution else ()) + ((_SINKS,) if has_sinks else ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +18,14 @@ _OFFSET_TYPES: dict[str, str] = {"I64": "<i8", "I32": "<i4"}
 _MEMBER_TYPES: dict[str, str] = {"BOOL": "?", "U8": "?"}
 
 
-def target_ids(stored: Mapping[str, StoredTensor], rows: int, vocab_size: int) -> Computed:
+def target_ids(folder: Path, stored: Mapping[str, StoredTensor], rows: int, vocab_size: int) -> Computed:
     """Absolute target ids of the `rows` of the head, as GGUF holds them, from `d2t`, which holds id minus row.
 
     Raises CheckpointError if they are missing, repeat, leave the vocabulary, or disagree with the mask `t2d`.
     """
     if OFFSETS not in stored:
         raise CheckpointError(
-            f"The checkpoint lacks the tensor {OFFSETS!r}, without which a head of {rows} rows for {vocab_size} tokens"
+            f"{folder} lacks the tensor {OFFSETS!r}, without which a head of {rows} rows for {vocab_size} tokens"
             " cannot be read; download it again."
         )
     offsets = stored[OFFSETS]

@@ -1,10 +1,12 @@
 """Tiny random checkpoints of each published layout; their weights are the z-lab ones under that layout's names."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from factories import drafter_config, drafter_tensors, write_checkpoint
+from safetensors.numpy import save_file
 
 
 def lively_tensors(config: Mapping, seed: int = 0) -> dict[str, np.ndarray]:
@@ -106,3 +108,18 @@ def speculators_config(version: int = 1, drafter: Mapping | None = None, **chang
         names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
         config |= {name: draft[name] for name in names}
     return {**config, **changes}
+
+
+def speculators_checkpoint(
+    folder: Path, config: Mapping, tensors: Mapping[str, np.ndarray], ids: Sequence[int] | None = None
+) -> Path:
+    """One file of F32 tensors; with `ids`, the maps of a vocabulary reduced to them: offsets d2t, members t2d."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    held = dict(tensors)
+    if ids is not None:
+        members = np.zeros(config["transformer_layer_config"]["vocab_size"], bool)
+        members[list(ids)] = True
+        held |= {"d2t": np.array(ids, np.int64) - np.arange(len(ids)), "t2d": members}
+    save_file(held, folder / "model.safetensors")
+    return folder
