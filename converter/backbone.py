@@ -49,7 +49,8 @@ def read_backbone(
     cannot express.
     """
     top, drafter = layout.top, layout.drafter
-    _refuse_quantised(top)
+    for fields in (top, drafter):
+        _refuse_quantised(fields)
     hidden_size, head_dim = top.integer("hidden_size"), _head_dim(top)
     heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
     if heads % kv_heads:
@@ -76,6 +77,8 @@ def read_backbone(
         selector=selector,
         logit_scale=_factor(drafter, "output_multiplier"),
         logit_softcap=softcap if softcap and softcap > 0 else None,
+        # On the bare rows of the table, as in the reference: a target's own factor (Gemma's root of the hidden size)
+        # is part of its embedding module and of its graph, not of the table that drafters look up.
         embedding_scale=_factor(drafter, "input_embedding_scale"),
         attention_value_scale=_factor(drafter, "attention_value_scale"),
         activation=_activation(top),

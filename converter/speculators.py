@@ -24,8 +24,7 @@ _UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", OFFSETS, MEMBERS)
 
 def read_speculators(top: Fields, architecture: str, overrides: Overrides) -> DrafterConfig:
     """Normalise a speculators config; raises CheckpointError naming the key that is missing, wrong or unsupported."""
-    section = "transformer_layer_config"
-    layers = Fields(top.path, (top.section(section),), prefix=f"{section}.")
+    layers = _layers(top)
     layout = Layout(layers, top, whole_head_rope=True)
     _refuse_what_runtimes_lack(top, layers)
     attention, notes = _attention(top, layers, layout.layers, overrides)
@@ -38,6 +37,16 @@ def read_speculators(top: Fields, architecture: str, overrides: Overrides) -> Dr
         notes=notes,
     )
     return replace(config, draft_vocab_size=_draft_vocabulary(top, config), unused_tensors=_UNUSED)
+
+
+def _layers(top: Fields) -> Fields:
+    """The transformer's own config; of a rope per kind of layer the package takes the sliding layers'."""
+    name = "transformer_layer_config"
+    layers = Fields(top.path, (top.section(name),), prefix=f"{name}.")
+    rope = layers.section("rope_parameters")
+    if "sliding_attention" not in rope:
+        return layers
+    return replace(layers, scopes=({"rope_parameters": rope["sliding_attention"]}, *layers.scopes))
 
 
 def _attention(top: Fields, layers: Fields, n_layers: int, overrides: Overrides) -> tuple[Attention, tuple[str, ...]]:

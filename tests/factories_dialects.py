@@ -40,26 +40,29 @@ def plain_drafter(config: Mapping, tensors: Mapping[str, np.ndarray], **rules: o
     return PlainDrafter(settings, {name: torch.from_numpy(values) for name, values in tensors.items()})
 
 
-def muse_checkpoint(folder: Path, tensors: Mapping[str, np.ndarray], **changes: object) -> Path:
-    """A flat MuseGlimmerAssistantModel config, as transformers writes it, around z-lab `tensors` of version 1."""
+def muse_config(**changes: object) -> dict:
+    """A flat MuseGlimmerAssistantModel config, as transformers writes it."""
     drafter = drafter_config(1)
-    config = {
-        key: drafter[key]
-        for key in (
-            "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
-            "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "sliding_window",
-            "vocab_size",
-        )
-    }  # fmt: skip
-    config |= {
+    kept = (
+        "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
+        "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "sliding_window",
+        "vocab_size",
+    )  # fmt: skip
+    return {
+        **{key: drafter[key] for key in kept},
         "architectures": ["MuseGlimmerAssistantModel"],
         "model_type": "muse_glimmer_assistant",
         "rope_parameters": {"rope_theta": drafter["rope_theta"], "rope_type": "default"},
         **drafter["dflash_config"],
         **changes,
     }
+
+
+def muse_checkpoint(folder: Path, tensors: Mapping[str, np.ndarray], **changes: object) -> Path:
+    """A MuseGlimmerAssistantModel around z-lab `tensors` of version 1."""
     names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
-    return write_checkpoint(folder, config, {names.get(name, name): v for name, v in tensors.items()}, dtype="F32")
+    renamed = {names.get(name, name): values for name, values in tensors.items()}
+    return write_checkpoint(folder, muse_config(**changes), renamed, dtype="F32")
 
 
 def nemo_config(version: int = 2, **changes: object) -> dict:

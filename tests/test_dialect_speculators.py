@@ -37,6 +37,11 @@ CASES = {
     "full": ({"layer_types": ["full_attention"] * 2}, {}, {"window": (None, None), "causal": (False, False)}),
     "windows forgotten": ({"use_sliding_window": False}, {}, {"window": (None, None), "causal": (False, False)}),
     "heads are rotated whole": ({"partial_rotary_factor": 0.5}, {}, {}),
+    "the rope of sliding layers": (
+        {"rope_theta": 1e6},
+        {"rope_parameters": {"sliding_attention": {"rope_theta": 1e6}, "full_attention": {"rope_theta": 5.0}}},
+        {},
+    ),
     "taps at the embedding": ({"dflash_config": {"target_layer_ids": [-1, 2, 3]}}, {}, {}),
     "written by no package, but served": (
         {},
@@ -52,9 +57,10 @@ def test_drafts_equal_the_reference(tmp_path, target, version, case):
     changes, stated, rules = CASES[case]
     drafter = drafter_config(version, **changes)
     tensors = lively_tensors(drafter)
-    if "partial_rotary_factor" in changes:
-        stated = {"transformer_layer_config": speculators_config(version)["transformer_layer_config"] | changes}
-    folder = speculators_checkpoint(tmp_path / "drafter", speculators_config(version, drafter, **stated), tensors)
+    config = speculators_config(version, drafter, **stated)
+    of_layers = ("partial_rotary_factor", "rope_parameters")
+    config["transformer_layer_config"] |= {k: v for k, v in {**changes, **config}.items() if k in of_layers}
+    folder = speculators_checkpoint(tmp_path / "drafter", config, tensors)
     # The package's defaults: DFlash slides causally, DFlash 2 does not.
     default = {"window": (WINDOW, WINDOW), "causal": (version == 1,) * 2}
     assert_drafts_equal(target, folder, plain_drafter(drafter, tensors, **default | rules), tmp_path)

@@ -73,6 +73,13 @@ def test_user_settles_the_window(tmp_path, target, window, expected):
     assert_drafts_equal(target, folder, reference, tmp_path, overrides=Overrides(sliding_window=window))
 
 
+def test_user_may_drop_the_window_of_every_layer(tmp_path, target):
+    config, tensors, folder = checkpoint(tmp_path, dflash_config={"use_swa": True, "swa_window_size": 20})
+    overrides = Overrides(sliding_window=False)
+    done = assert_drafts_equal(target, folder, plain_drafter(config, tensors), tmp_path, overrides=overrides)
+    assert done.notes == ("By your choice: sliding layers get no window and keep their causality.",)
+
+
 def test_user_settles_block_size_mask_and_taps(tmp_path, target):
     changes = {"block_size": 9, "mask_token_id": 7, "without": ["dflash_config.block_size"]}
     config, tensors, folder = checkpoint(tmp_path, dflash_config={"target_layer_ids": [1, 3, 4]}, **changes)

@@ -103,6 +103,22 @@ def test_plain_drafter_equals_the_dflash_package(is_causal):
     assert plain.propose(rows[1:], 5, head.weight) == proposal
 
 
+def test_a_targets_own_embedding_factor_is_no_part_of_what_drafters_read():
+    """The reference looks rows up in the bare table, as llama.cpp does, so such targets need no scale of ours."""
+    dflash = pytest.importorskip("dflash.model")
+    gemma3 = transformers.models.gemma3.modeling_gemma3
+    table = gemma3.Gemma3TextScaledWordEmbedding(VOCAB, HIDDEN, padding_idx=0, embed_scale=HIDDEN**0.5)
+
+    class Gemma(torch.nn.Module):
+        def get_input_embeddings(self):
+            return table
+
+    ids = torch.tensor([[5, MASK_TOKEN]])
+    raw = dflash._raw_input_embeddings(Gemma(), ids)
+    assert torch.equal(raw, table.weight[ids])
+    assert torch.equal(table(ids), raw * HIDDEN**0.5)
+
+
 def test_plain_drafter_equals_the_muse_glimmer_assistant_of_transformers():
     """Its window is inclusive: keys up to `sliding_window` away are seen, one more than Qwen3's rule."""
     settings = transformer_settings(block_size=BLOCK, target_layer_ids=list(TAPS), mask_token_id=MASK_TOKEN)
