@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dflash2.converter.safetensors_file import StoredTensor
-from dflash2.converter.sources import Stored
+from dflash2.converter.sources import Source
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 _NORMED = "an RMS norm follows the addition, so it cannot be folded into a weight"
@@ -18,7 +17,7 @@ _CONSTANT = "it adds a constant vector to the residual, for which llama.cpp's df
 _REASONS = {"q": _NORMED, "k": _NORMED, "v": _CONSTANT, "o": _CONSTANT}
 
 
-def zero_biases(folder: Path, layers: int, stored: Mapping[str, StoredTensor]) -> tuple[set[str], tuple[str, ...]]:
+def zero_biases(folder: Path, layers: int, stored: Mapping[str, Source]) -> tuple[set[str], tuple[str, ...]]:
     """Names of the biases of the checkpoint in `folder`, all of them zero, and a note that says so.
 
     Raises CheckpointError if one is missing, UnsupportedCheckpointError naming the first that is not zero.
@@ -33,7 +32,7 @@ def zero_biases(folder: Path, layers: int, stored: Mapping[str, StoredTensor]) -
             raise CheckpointError(
                 f"{folder} lacks the tensor {name!r}, which 'attention_bias' true implies; download it again."
             )
-        source = Stored(stored[name])
+        source = stored[name]
         if len(source.shape) != 1 or source.rows(0, 1).any():
             raise UnsupportedCheckpointError(
                 f"{source.label} is a bias that is not zero: {reason}. Draft with a drafter trained without"

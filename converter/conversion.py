@@ -12,9 +12,10 @@ from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_ty
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
+from dflash2.converter.sources import Stored
 from dflash2.converter.target import check_pair, read_target
 from dflash2.converter.writer import Progress, check_output, replacing, write_gguf
-from dflash2.errors import OutputError
+from dflash2.errors import OutputError, UnsupportedCheckpointError
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,12 @@ def convert(
     pair_notes = check_pair(config, facts)
     place = locate(drafter)
     stored = read_tensors(place.weights, dialect.rename)
-    plan = plan_tensors(drafter, config, stored)
+    if config.mask_embedding is not None:
+        raise UnsupportedCheckpointError(
+            f"{drafter} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
+            " in the drafter; this version cannot make them."
+        )
+    plan = plan_tensors(drafter, config, {name: Stored(tensor) for name, tensor in stored.items()})
     check_output(output, [target, place.config, *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)

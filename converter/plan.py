@@ -15,7 +15,6 @@ import numpy as np
 
 from dflash2.converter.biases import zero_biases
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.converter.sources import Computed, HalfSplit, Source, Stored
 from dflash2.converter.vocabulary import target_ids
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
@@ -93,17 +92,12 @@ class TensorPlan:
         return sum(tensor.n_elements for tensor in self.tensors)
 
 
-def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> TensorPlan:
+def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Source]) -> TensorPlan:
     """Match the checkpoint in `folder` against what `config` implies, tensor for tensor.
 
     Raises CheckpointError for a tensor that is missing, of another shape or unknown to the plan,
     UnsupportedCheckpointError for one that is not stored as BF16, F16 or F32.
     """
-    if config.mask_embedding is not None:
-        raise UnsupportedCheckpointError(
-            f"{folder} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
-            " in the drafter; this version cannot make them."
-        )
     rows, dropped, notes = _rows(folder, config, stored)
     sizes = _sizes(config)
     planned = []
@@ -111,14 +105,14 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
         if source not in stored:
             raise CheckpointError(f"{folder} lacks the tensor {source!r}; download its safetensors files again.")
         shape = tuple(sizes[symbol] for symbol in symbols)
-        values = _stored(stored[source], shape)
+        values = _checked(stored[source], shape)
         reorder = not config.rope.neox and name.endswith(_ROPED)
         planned.append(PlannedTensor(name, HalfSplit(values, config.head_dim) if reorder else values))
     known = {source for source, _, _ in rows} | dropped | set(config.unused_tensors)
-    for source, tensor in stored.items():
+    for source, values in stored.items():
         if source not in known and not source.endswith(_COMPUTED_SUFFIX):
             raise CheckpointError(
-                f"{tensor.path}: tensor {tensor.name!r} does not belong to a {config.architecture} of {config.layers}"
+                f"{values.label} does not belong to a {config.architecture} of {config.layers}"
                 " layers; converting without it would change the drafter."
             )
     if config.draft_vocab_size:
@@ -130,7 +124,7 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Store
 
 
 def _rows(
-    folder: Path, config: DrafterConfig, stored: Mapping[str, StoredTensor]
+    folder: Path, config: DrafterConfig, stored: Mapping[str, Source]
 ) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     embeddings, dropped, notes = _embedding_rows(config, stored)
     if config.attention_bias:
@@ -147,7 +141,7 @@ def _rows(
 
 
 def _embedding_rows(
-    config: DrafterConfig, stored: Mapping[str, StoredTensor]
+    config: DrafterConfig, stored: Mapping[str, Source]
 ) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     """Own embeddings and head both or neither: with one of them the loader would tie or mix it with the target's."""
     present = [row for row in (_EMBEDDING, _HEAD) if row[0] in stored]
@@ -181,13 +175,11 @@ def _sizes(config: DrafterConfig) -> dict[str, int]:
     return sizes
 
 
-def _stored(tensor: StoredTensor, shape: tuple[int, ...]) -> Source:
-    if tensor.dtype not in _FLOATS:
+def _checked(source: Source, shape: tuple[int, ...]) -> Source:
+    if isinstance(source, Stored) and source.tensor.dtype not in _FLOATS:
         raise UnsupportedCheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.dtype}; convert the BF16, F16 or F32 original."
+            f"{source.label} is stored as {source.tensor.dtype}; convert the BF16, F16 or F32 original."
         )
-    if tensor.shape != shape:
-        raise CheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
-        )
-    return Stored(tensor)
+    if source.shape != shape:
+        raise CheckpointError(f"{source.label} has shape {list(source.shape)}, config.json implies {list(shape)}.")
+    return source

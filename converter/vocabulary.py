@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dflash2.converter.safetensors_file import StoredTensor
-from dflash2.converter.sources import Computed
+from dflash2.converter.sources import Computed, Source, Stored
 from dflash2.errors import CheckpointError
 
 OFFSETS = "d2t"
@@ -18,7 +17,7 @@ _OFFSET_TYPES: dict[str, str] = {"I64": "<i8", "I32": "<i4"}
 _MEMBER_TYPES: dict[str, str] = {"BOOL": "?", "U8": "?"}
 
 
-def target_ids(folder: Path, stored: Mapping[str, StoredTensor], rows: int, vocab_size: int) -> Computed:
+def target_ids(folder: Path, stored: Mapping[str, Source], rows: int, vocab_size: int) -> Computed:
     """Absolute target ids of the `rows` of the head, as GGUF holds them, from `d2t`, which holds id minus row.
 
     Raises CheckpointError if they are missing, repeat, leave the vocabulary, or disagree with the mask `t2d`.
@@ -30,7 +29,7 @@ def target_ids(folder: Path, stored: Mapping[str, StoredTensor], rows: int, voca
         )
     offsets = stored[OFFSETS]
     ids = _values(offsets, _OFFSET_TYPES, (rows,)).astype(np.int64) + np.arange(rows)
-    where = f"{offsets.path}: tensor {OFFSETS!r}"
+    where = offsets.label
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise CheckpointError(f"{where} leads out of the vocabulary of {vocab_size} tokens; it must hold id minus row.")
     if len(np.unique(ids)) != rows:
@@ -42,10 +41,10 @@ def target_ids(folder: Path, stored: Mapping[str, StoredTensor], rows: int, voca
     return Computed(ids, where)
 
 
-def _values(tensor: StoredTensor, types: Mapping[str, str], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    if tensor.dtype not in types or tensor.shape != shape:
+def _values(source: Source, types: Mapping[str, str], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    dtype = source.tensor.dtype if isinstance(source, Stored) else "computed"
+    if not isinstance(source, Stored) or dtype not in types or source.shape != shape:
         raise CheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, not"
-            f" {' or '.join(types)} {list(shape)}."
+            f"{source.label} is {dtype} {list(source.shape)}, not {' or '.join(types)} {list(shape)}."
         )
-    return tensor.read(0, tensor.n_bytes).view(types[tensor.dtype])
+    return source.tensor.read(0, source.tensor.n_bytes).view(types[dtype])
