@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dflash2.converter.dialects import locate
 from dflash2.converter.fields import load_json_object
 from dflash2.converter.safetensors_file import StoredTensor, read_safetensors
 from dflash2.errors import CheckpointError
@@ -19,10 +20,11 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
 def read_tensors(folder: Path, rename: Callable[[str], str]) -> Mapping[str, StoredTensor]:
-    """All tensors of the checkpoint by the name that `rename` gives them.
+    """All tensors of the drafter in `folder` (see `dialects.locate`) by the name that `rename` gives them.
 
     Raises CheckpointError for a missing shard, a tensor that appears twice, or files that disagree with the index.
     """
+    folder = locate(folder).weights
     index = _find_index(folder)
     files = _indexed_files(folder, index) if index else _listed_files(folder)
     stored = [tensor for file in files for tensor in read_safetensors(file)]

@@ -63,15 +63,14 @@ def convert(
     dialect, config = read_config(drafter, overrides)
     facts = read_target(target)
     pair_notes = check_pair(config, facts)
-    place = locate(drafter)
-    stored = read_tensors(place.weights, dialect.rename)
+    stored = read_tensors(drafter, dialect.rename)
     if config.mask_embedding is not None:
         raise UnsupportedCheckpointError(
             f"{drafter} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
             " in the drafter; this version cannot make them."
         )
     plan = plan_tensors(drafter, config, {name: Stored(tensor) for name, tensor in stored.items()})
-    check_output(output, [target, place.config, *(tensor.path for tensor in stored.values())])
+    check_output(output, [target, locate(drafter).config, *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
     with replacing(output) as temporary:
