@@ -47,21 +47,20 @@ SPECULATORS: dict[str, Dialect] = {"dflash": _SPECULATORS, "dflash2": _SPECULATO
 
 _ELSEWHERE = "draft with a DFlash or DFlash 2 drafter of the same target"
 # Parts of an architecture's name, and why nothing with it is converted.
-_REFUSED = (
-    (
-        "DSpark",
+_REFUSED = {
+    "DSpark": (
         "is a DSpark drafter, another method with a Markov head; convert it with upstream's converter and run it with"
-        " upstream's draft-dspark",
+        " upstream's draft-dspark"
     ),
-    ("Domino", f"is a Domino drafter, whose GRU head corrects the logits token by token; {_ELSEWHERE}"),
-    (
-        "Laguna",
+    "Domino": f"is a Domino drafter, whose GRU head corrects the logits token by token; {_ELSEWHERE}",
+    "Laguna": (
         "cannot be kept: its attention output gate (g_proj) and its norm of each tap before fc (aux_hidden_norms) have"
-        f" no place in llama.cpp's dflash graph; {_ELSEWHERE}, or serve it with vLLM",
+        f" no place in llama.cpp's dflash graph; {_ELSEWHERE}, or serve it with vLLM"
     ),
-    ("KimiK3", f"has latent attention (MLA), which llama.cpp's dflash graph lacks; {_ELSEWHERE}"),
-)
-_DOMINO_PROJECTORS = ("domino", "causal_v5")
+    "KimiK3": f"has latent attention (MLA), which llama.cpp's dflash graph lacks; {_ELSEWHERE}",
+}
+# Trainers put such heads on a DFlash architecture and name them in `projector_type`.
+_PROJECTORS = {"domino": "Domino", "causal_v5": "Domino", "dspark": "DSpark"}
 
 
 def locate(folder: Path) -> Place:
@@ -86,7 +85,7 @@ def read_config(folder: Path, overrides: Overrides) -> tuple[Dialect, DrafterCon
 def _dialect(fields: Fields) -> tuple[Dialect, str]:
     architecture = _architecture(fields)
     kind = fields.text("speculators_model_type")
-    for part, reason in _REFUSED:
+    for part, reason in _REFUSED.items():
         if part in architecture or (kind or "") == part.lower():
             raise UnsupportedCheckpointError(f"{fields.path}: {architecture} {reason}.")
     _refuse_projectors(fields)
@@ -102,14 +101,12 @@ def _dialect(fields: Fields) -> tuple[Dialect, str]:
 
 
 def _refuse_projectors(fields: Fields) -> None:
-    """Domino's own trainer keeps the DFlash architecture and names its head in `projector_type`."""
     drafter = Fields(fields.path, (fields.section("dflash_config"), *fields.scopes))
     projector = drafter.text("projector_type")
     if projector is not None:
-        what = "Domino's, whose GRU head corrects the logits token by token" if projector in _DOMINO_PROJECTORS else ""
-        raise UnsupportedCheckpointError(
-            f"{fields.path}: 'projector_type' {projector!r} is {what or 'an unknown head'}; {_ELSEWHERE}."
-        )
+        method = _PROJECTORS.get(projector)
+        reason = _REFUSED[method] if method else f"has a head that is not known; {_ELSEWHERE}"
+        raise UnsupportedCheckpointError(f"{fields.path}: the drafter of 'projector_type' {projector!r} {reason}.")
 
 
 def _is_drafter(architectures: object) -> bool:

@@ -18,6 +18,7 @@ ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": lambda x: F.gelu(x, approxim
 class Rules:
     """What a drafter does besides its weights; `causal[i]` and `window[i]` belong to layer i (None: no window).
 
+    `frequencies` [rotated / 2] stand for those of `theta` where a rope is scaled; `rope_factor` multiplies cos and sin.
     `head_rows` are the target ids of an own head's rows (None: the head covers the vocabulary).
     """
 
@@ -32,6 +33,8 @@ class Rules:
     theta: float = 10000.0
     eps: float = 1e-6
     rotated: int | None = None
+    frequencies: torch.Tensor | None = field(default=None, repr=False)
+    rope_factor: float = 1.0
     value_scale: float = 1.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
@@ -147,10 +150,12 @@ class PlainDrafter:
 
     def _rope(self, x, positions):
         rotated = self.rules.rotated or self.rules.head_dim
-        frequencies = self.rules.theta ** (-torch.arange(0, rotated, 2) / rotated)
+        frequencies = self.rules.frequencies
+        if frequencies is None:
+            frequencies = self.rules.theta ** (-torch.arange(0, rotated, 2) / rotated)
         angles = (positions[:, None] * frequencies)[:, None]
         first, second, rest = x[..., : rotated // 2], x[..., rotated // 2 : rotated], x[..., rotated:]
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self.rules.rope_factor, angles.sin() * self.rules.rope_factor
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
     def _mlp(self, layer):

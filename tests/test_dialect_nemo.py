@@ -111,14 +111,19 @@ def test_a_slice_of_a_tensor_is_not_taken_for_the_tensor(tmp_path, target):
         convert(folder, target.path, tmp_path / "out.gguf")
 
 
-@pytest.mark.parametrize("projector", ["domino", "causal_v5", "other"])
-def test_a_domino_head_is_refused_by_its_projector(tmp_path, target, projector):
+PROJECTORS = {
+    "domino": "is a Domino drafter, whose GRU head corrects the logits token by token; draft with a DFlash or DFlash 2",
+    "causal_v5": "is a Domino drafter, whose GRU head corrects the logits token by token; draft with a DFlash or",
+    "dspark": "is a DSpark drafter, another method with a Markov head; convert it with upstream's converter",
+    "other": "has a head that is not known; draft with a DFlash or DFlash 2 drafter of the same target",
+}
+
+
+@pytest.mark.parametrize("projector", PROJECTORS)
+def test_other_heads_on_a_dflash_architecture_are_refused_by_their_projector(tmp_path, target, projector):
     config = nemo_config(1, dflash_config={"projector_type": projector})
     folder = write_checkpoint(tmp_path / "drafter", config, lively_tensors(config))
     with pytest.raises(UnsupportedCheckpointError) as refused:
         convert(folder, target.path, tmp_path / "out.gguf")
-    head = "an unknown head" if projector == "other" else "Domino's, whose GRU head corrects the logits token by token"
-    assert str(refused.value) == (
-        f"{folder}/config.json: 'projector_type' {projector!r} is {head}; draft with a DFlash or DFlash 2 drafter of"
-        " the same target."
-    )
+    sentence = f"{folder}/config.json: the drafter of 'projector_type' {projector!r} {PROJECTORS[projector]}"
+    assert str(refused.value).startswith(sentence)

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -224,6 +224,31 @@ def test_plain_drafter_equals_the_speculators_package(bare_package, non_causal):
             before = int(candidates[0, scores.argmax()])
             path.append(before)
     assert plain.propose(expected[1:], 5, head) == path
+
+
+def test_sinks_are_those_of_gpt_oss_in_transformers():
+    """One more column in the softmax, dropped after it: the formulation that MiMo's and Nemotron's drafters cite."""
+    weights = tensors(version=1)
+    sinks = torch.linspace(-1, 3, HEADS)
+    name = "layers.1.self_attn."
+    plain = PlainDrafter(replace(RULES, top_k=0), weights | {f"{name}attention_sink_bias": sinks})
+    features, x = block_inputs()
+    context = plain._norm(features @ weights["fc.weight"].T, "hidden_norm")
+
+    def heads(values, part, n):
+        return (values @ weights[f"{name}{part}_proj.weight"].T).view(len(values), n, HEAD_DIM)
+
+    everything = torch.cat([context, x])
+    positions = torch.arange(CONTEXT + BLOCK)
+    q = plain._rope(plain._norm(heads(x, "q", HEADS), f"{name}q_norm"), positions[CONTEXT:])
+    k = plain._rope(plain._norm(heads(everything, "k", KV_HEADS), f"{name}k_norm"), positions)
+    v = heads(everything, "v", KV_HEADS)
+    module = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, sinks=sinks, training=False)
+    attend = transformers.models.gpt_oss.modeling_gpt_oss.eager_attention_forward
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+    mixed = attend(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0][0].reshape(BLOCK, -1)
+    expected = mixed @ weights[f"{name}o_proj.weight"].T
+    assert largest_difference(plain._attention(1, context)(x), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize(
