@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Selector
-from dflash2.converter.fields import Fields, JsonObject
+from dflash2.converter.fields import Fields
 from dflash2.converter.overrides import Overrides
 from dflash2.converter.rope import read_rope
 from dflash2.errors import UnsupportedCheckpointError
@@ -49,8 +49,6 @@ def read_backbone(
     cannot express.
     """
     top, drafter = layout.top, layout.drafter
-    for fields in (top, drafter):
-        _refuse_quantised(fields)
     hidden_size, head_dim = top.integer("hidden_size"), _head_dim(top)
     heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
     if heads % kv_heads:
@@ -146,15 +144,6 @@ def _activation(top: Fields) -> str | None:
             f"{top.path}: 'hidden_act' is {name!r}{reason}; a drafter can have {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[name]
-
-
-def _refuse_quantised(top: Fields) -> None:
-    quantization: JsonObject = top.section("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
-        raise UnsupportedCheckpointError(
-            f"{top.path}: the checkpoint is quantised ({method}); convert the BF16, F16 or F32 original."
-        )
 
 
 def _dflash2_parts(drafter: Fields, architecture: str, hidden_size: int) -> tuple[Convolution | None, Selector | None]:

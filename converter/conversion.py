@@ -9,10 +9,11 @@ from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import locate, read_config
 from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_type
+from dflash2.converter.fields import load_json_object
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
-from dflash2.converter.sources import Stored
+from dflash2.converter.quantized import open_quantized
 from dflash2.converter.target import check_pair, read_target
 from dflash2.converter.writer import Progress, check_output, replacing, write_gguf
 from dflash2.errors import OutputError, UnsupportedCheckpointError
@@ -69,8 +70,10 @@ def convert(
             f"{drafter} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
             " in the drafter; this version cannot make them."
         )
-    plan = plan_tensors(drafter, config, {name: Stored(tensor) for name, tensor in stored.items()})
-    check_output(output, [target, locate(drafter).config, *(tensor.path for tensor in stored.values())])
+    place = locate(drafter)
+    sources, quantization_notes = open_quantized(load_json_object(place.config), place.weights, stored)
+    plan = plan_tensors(drafter, config, sources)
+    check_output(output, [target, place.config, *(tensor.path for tensor in stored.values())])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
     with replacing(output) as temporary:
@@ -82,5 +85,5 @@ def convert(
         n_tensors=len(plan.tensors),
         n_parameters=plan.n_parameters,
         n_bytes=output.stat().st_size,
-        notes=(*config.notes, *plan.notes, *pair_notes),
+        notes=(*config.notes, *quantization_notes, *plan.notes, *pair_notes),
     )

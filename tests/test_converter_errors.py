@@ -213,8 +213,9 @@ UNSUPPORTED_CASES = {
         "{config}: 'v_head_dim' is 8 and 'head_dim' 16; llama.cpp's dflash graph has one size.",
     ),
     "quantised": (
-        {"quantization_config": {"quant_method": "fp8"}},
-        "{config}: the checkpoint is quantised (fp8); convert the BF16, F16 or F32 original.",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "{config}: the checkpoint is quantised with gptq, which is not read; convert the BF16, F16 or F32 original, or"
+        " dequantise it with gptqmodel first.",
     ),
     "layer kind": (
         {"layer_types": ["full_attention", "linear_attention"]},
