@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash2.converter.config import Attention, Convolution, DrafterConfig, Selector
+from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, Selector
 from dflash2.converter.fields import Fields
 from dflash2.converter.overrides import Overrides
 from dflash2.converter.rope import read_rope
@@ -70,7 +70,7 @@ def read_backbone(
         mask_token_id=_mask_token(drafter, overrides),
         taps=taps,
         attention=attention,
-        rope=read_rope(top, head_dim, whole_head=layout.whole_head_rope),
+        rope=_rope(layout, head_dim, overrides),
         convolution=convolution,
         selector=selector,
         logit_scale=_factor(drafter, "output_multiplier"),
@@ -115,6 +115,19 @@ def _head_dim(top: Fields) -> int:
             f"{top.path}: 'v_head_dim' is {values} and 'head_dim' {head_dim}; llama.cpp's dflash graph has one size."
         )
     return head_dim
+
+
+def _rope(layout: Layout, head_dim: int, overrides: Overrides) -> Rope:
+    rope = read_rope(layout.top, head_dim, whole_head=layout.whole_head_rope, theta=overrides.rope_theta)
+    # MiMo-V2.5: its own code, upstream's converter and other runtimes take one, the other, or each for a part.
+    backbone = layout.drafter.optional_number("backbone_rotary_base")
+    if overrides.rope_theta is None and backbone not in (None, rope.theta):
+        raise layout.drafter.wrong(
+            "backbone_rotary_base",
+            f"is {backbone:g} and 'rope_theta' {rope.theta:g}, and runtimes disagree which of them the drafter ropes"
+            " with; say which with --rope-theta, and keep the one that drafts better",
+        )
+    return rope
 
 
 def _block_size(drafter: Fields, overrides: Overrides) -> int:

@@ -12,6 +12,12 @@ from dflash2.gguf_info import read_gguf_info
 CASES = {
     "--block-size": (drafter_config(1, without=["block_size"]), "7", "dflash.block_size", 7),
     "--mask-token-id": (drafter_config(1, without=["mask_token_id"]), "3", "tokenizer.ggml.mask_token_id", 3),
+    "--rope-theta": (
+        drafter_config(1, dflash_config={"backbone_rotary_base": 5e6}),
+        "5e6",
+        "dflash.rope.freq_base",
+        5e6,
+    ),
     "--tap-ids": (speculators_config(1, speculators_version=None), "inputs", "dflash.target_layers", (1, 3, 4)),
 }
 

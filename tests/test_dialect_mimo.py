@@ -14,7 +14,7 @@ from factories_dialects import lively_tensors, plain_drafter  # noqa: E402
 
 from dflash2.converter import convert  # noqa: E402
 from dflash2.converter.dialects import read_config  # noqa: E402
-from dflash2.converter.overrides import NO_OVERRIDES  # noqa: E402
+from dflash2.converter.overrides import NO_OVERRIDES, Overrides  # noqa: E402
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError  # noqa: E402
 from dflash2.gguf_info import read_gguf_info  # noqa: E402
 
@@ -26,21 +26,29 @@ def target(tmp_path_factory):
     return make_f32_target(tmp_path_factory.mktemp("target"))
 
 
-def mimo(version=1):
+# The two generations: V2.5 has `use_swa` and a second rope base, V2.6 names its layers.
+GENERATIONS = {
+    "V2.5": {
+        "dflash_config": {"use_swa": True, "swa_window_size": WINDOW, "backbone_rotary_base": 5e6},
+        "without": ["is_causal", "layer_types", "use_sliding_window"],
+    },
+    "V2.6": {"is_causal": False, "add_swa_attention_sink_bias": True},
+}
+RULES = {"window": (WINDOW,) * 2, "value_scale": 0.612, "rotated": HEAD_DIM // 2}
+
+
+def mimo(version=1, generation="V2.6"):
     """Config and tensors of the published kind."""
-    draft = {
-        "attention_sink_bias": True,
-        "attention_value_scale": 0.612,
-        "causal": True,
-        "swa_window_size": WINDOW,
-        "use_swa": True,
-    }
+    stated = dict(GENERATIONS[generation])
+    draft = {"attention_sink_bias": True, "attention_value_scale": 0.612, **stated.pop("dflash_config", {})}
     config = drafter_config(
         version,
         dflash_config=draft,
         partial_rotary_factor=0.5,
-        layer_types=["full_attention"] * 2,
-        without=["is_causal", "sliding_window", "use_sliding_window"],
+        v_head_dim=HEAD_DIM,
+        sliding_window=WINDOW,
+        target_hidden_size=HIDDEN,
+        **stated,
     )
     tensors = lively_tensors(config)
     random = np.random.default_rng(5)
@@ -60,17 +68,30 @@ def write_mimo(root, config, tensors):
     return folder
 
 
+@pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("version", [1, 2])
-def test_drafts_equal_the_reference(tmp_path, target, version):
-    config, tensors = mimo(version)
+def test_drafts_equal_the_reference(tmp_path, target, version, generation):
+    config, tensors = mimo(version, generation)
     write_mimo(tmp_path / "MiMo", config, tensors)
-    reference = plain_drafter(
-        config, tensors, window=(WINDOW,) * 2, causal=(True,) * 2, value_scale=0.612, rotated=HEAD_DIM // 2
-    )
-    conversion = assert_drafts_equal(target, tmp_path / "MiMo", reference, tmp_path)
+    reference = plain_drafter(config, tensors, **RULES)
+    overrides = Overrides(rope_theta=10000.0) if generation == "V2.5" else Overrides()
+    conversion = assert_drafts_equal(target, tmp_path / "MiMo", reference, tmp_path, overrides=overrides)
     written = {tensor.name: (tensor.type_name, tensor.shape) for tensor in read_gguf_info(conversion.output).tensors}
     sinks = {name: kind for name, kind in written.items() if "sink" in name}
     assert sinks == {f"blk.{layer}.attn_sinks.weight": ("F32", (HEADS,)) for layer in range(2)}
+
+
+def test_two_rope_bases_are_refused_until_the_user_says_which(tmp_path, target):
+    config, tensors = mimo(1, "V2.5")
+    folder = write_mimo(tmp_path / "MiMo", config, tensors)
+    with pytest.raises(CheckpointError) as refused:
+        convert(folder, target.path, tmp_path / "out.gguf")
+    assert str(refused.value) == (
+        f"{folder}/config.json: 'backbone_rotary_base' is 5e+06 and 'rope_theta' 10000, and runtimes disagree which of"
+        " them the drafter ropes with; say which with --rope-theta, and keep the one that drafts better."
+    )
+    reference = plain_drafter(config, tensors, **RULES, theta=5e6)
+    assert_drafts_equal(target, tmp_path / "MiMo", reference, tmp_path, overrides=Overrides(rope_theta=5e6))
 
 
 def test_the_inner_folder_may_be_given_too(tmp_path, target):

@@ -32,6 +32,11 @@ from dflash2.converter import OUT_TYPES, OutType, Overrides, TapIds
     type=click.Choice(["outputs", "inputs"]),
     help="Whether the checkpoint's tap ids name layers by their output or by their input, where it may be either.",
 )
+@click.option(
+    "--rope-theta",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Base of the drafter's rotary embedding, where the checkpoint names two.",
+)
 def convert(
     drafter: Path,
     target: Path,
@@ -41,6 +46,7 @@ def convert(
     mask_token_id: int | None,
     sliding_window: str | None,
     tap_ids: TapIds | None,
+    rope_theta: float | None,
 ) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
@@ -56,6 +62,7 @@ def convert(
                 mask_token_id=mask_token_id,
                 sliding_window=None if sliding_window is None else sliding_window == "on",
                 tap_ids=tap_ids,
+                rope_theta=rope_theta,
             ),
             progress=lambda written, total: bar.update(task, completed=written, total=total),
         )
