@@ -81,11 +81,11 @@ class Stored(Source):
     @property
     @override
     def raw_type(self) -> GGMLQuantizationType | None:
-        return _Type[self.tensor.dtype]
+        return GGMLQuantizationType[self.tensor.dtype]
 
     @override
     def raw(self, start: int, count: int) -> Bytes:
-        row_bytes = n_bytes(row_length(self), _Type[self.tensor.dtype])
+        row_bytes = n_bytes(row_length(self), GGMLQuantizationType[self.tensor.dtype])
         return self.tensor.read(start * row_bytes, count * row_bytes)
 
     @override

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ Progress = Callable[[int, int], None]
 # Stands in the header for a SHA-256 that is not known before every input is read.
 UNKNOWN_HASH = "0" * 64
 _MAX_WORKERS = 4
+_HASH_BYTES = 4 << 20
 
 
 def check_output(output: Path, inputs: Iterable[Path]) -> None:
@@ -121,16 +123,31 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
 
 def _write(descriptor: int, chunk: Chunk, tensor_start: int) -> int:
     """Write one chunk at its place; returns its bytes."""
-    data, place = memoryview(encode(chunk)), tensor_start + chunk.offset
+    data, place = encode(chunk).data, tensor_start + chunk.offset
     done = 0
     while done < len(data):
-        done += os.pwrite(descriptor, data[done:], place + done)
+        done += _write_at(descriptor, data[done:], place + done)
     return done
 
 
+_moving = threading.Lock()
+
+
+def _write_at(descriptor: int, data: memoryview, place: int) -> int:
+    """Write some of `data` at `place`; returns how many bytes."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, place)
+    with _moving:  # Windows: one write at a time
+        os.lseek(descriptor, place, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while data := file.read(_HASH_BYTES):
+                digest.update(data)
+        return digest.hexdigest()
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
