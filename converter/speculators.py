@@ -2,7 +2,9 @@
 
 Facts taken from that package: a tap id i is `hidden_states[i]`, the *input* of layer i (its own converter writes
 z-lab's id + 1); full layers are bidirectional, sliding ones follow `sliding_window_non_causal`; heads are rotated
-whole; an own head exists only with a reduced vocabulary, otherwise it is a frozen copy of the target's.
+whole; an own head exists only with a reduced vocabulary, otherwise it is a frozen copy of the target's. The window of
+its training mask counts from the block's anchor, that of its server and of llama.cpp from each row: the oldest keys of
+a window, no more than `block_size`, are seen by one and not by the other.
 """
 
 from __future__ import annotations
