@@ -7,7 +7,7 @@ from dflash2.converter.drafter_facts import DrafterFacts, RopeFacts
 from dflash2.converter.findings import Finding
 from dflash2.converter.inspection import Inspection, Shard, TypeUse, inspect
 from dflash2.converter.outtypes import DIRECT_TYPES, OUT_TYPES, TENSOR_TYPES
-from dflash2.converter.overrides import Overrides
+from dflash2.converter.overrides import Overrides, TapIds
 from dflash2.converter.pairing import Report, check
 from dflash2.converter.registry import Availability, RegistryEntry, availability, close_names, list_dict, resolve
 from dflash2.converter.upgrade import Change, Upgrade, upgrade
@@ -34,6 +34,7 @@ __all__ = [
     "RopeScaling",
     "Selector",
     "Shard",
+    "TapIds",
     "TypeUse",
     "Upgrade",
     "availability",

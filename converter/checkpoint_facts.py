@@ -10,7 +10,7 @@ import gguf
 
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import read_config
+from dflash2.converter.dialects import locate, read_config
 from dflash2.converter.fields import JsonObject, load_json_object
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
@@ -46,7 +46,7 @@ class CheckpointFacts:
 
 def read_checkpoint_facts(folder: Path, overrides: Overrides = NO_OVERRIDES) -> CheckpointFacts:
     """Facts of `folder`, with a user's `overrides`; raises CheckpointError if it has no readable config.json."""
-    top = load_json_object(folder / "config.json")
+    top = load_json_object(locate(folder).config)
     config, stored, reason = _as_converter(folder, overrides)
     tensors = tuple(stored.values())
     return CheckpointFacts(
@@ -79,7 +79,8 @@ def _as_converter(
         reasons.append(str(error))
     if config is not None and stored:
         try:
-            sources, _ = open_quantized(load_json_object(folder / "config.json"), folder, stored)
+            place = locate(folder)
+            sources, _ = open_quantized(load_json_object(place.config), place.weights, stored)
             plan_tensors(folder, config, sources)
         except CheckpointError as error:
             reasons.append(str(error))

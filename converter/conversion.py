@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import read_config
+from dflash2.converter.dialects import locate, read_config
 from dflash2.converter.fields import load_json_object
 from dflash2.converter.libllama import write_typed
 from dflash2.converter.metadata import build_metadata
@@ -19,6 +19,7 @@ from dflash2.converter.quantized import open_quantized
 from dflash2.converter.target import check_pair, check_tokens, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
 from dflash2.converter.writer import Progress, check_output, replacing
+from dflash2.errors import UnsupportedCheckpointError
 from dflash2.hub import Snapshot
 
 
@@ -48,7 +49,8 @@ def convert(
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
 
     Args:
-        drafter: folder with config.json and one or more safetensors files, or what `hub.resolve_drafter` found.
+        drafter: folder with config.json and one or more safetensors files, the folder above it (see
+            layout), or what `hub.resolve_drafter` found.
         target: GGUF of the model it drafts for (of a split one the first file), or its Hugging Face folder, of which
             config.json and the tokenizer files are read; the tokenizer and the kind of rope are taken from it.
             Or what `hub.resolve_target` found.
@@ -75,11 +77,18 @@ def convert(
     pair_notes = check_pair(config, facts)
     check_tokens(drafter, facts)
     stored = read_tensors(drafter, dialect.rename)
-    sources, quantization_notes = open_quantized(load_json_object(drafter / "config.json"), drafter, stored)
+    if config.mask_embedding is not None:
+        raise UnsupportedCheckpointError(
+            f"{drafter} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
+            " in the drafter; this version cannot make them."
+        )
+    place = locate(drafter)
+    sources, quantization_notes = open_quantized(load_json_object(place.config), place.weights, stored)
     plan = plan_tensors(drafter, config, sources)
-    check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
+    check_output(output, [target, place.config, *(tensor.path for tensor in stored.values())])
     types = plan_types(plan.tensors, wanted, tensor_types)
-    inputs = input_files(drafter_source, {tensor.path for tensor in stored.values()}, target_source)
+    read = {place.config, *place.beside_weights(), *(tensor.path for tensor in stored.values())}
+    inputs = input_files(drafter_source, read, target_source)
     metadata, hashed = build_metadata(
         config,
         facts,

@@ -95,6 +95,8 @@ def _drafter(config: DrafterConfig, target: Target) -> Iterator[Entry]:
         yield Entry("conv_group_size", config.convolution.group, U32)
         yield Entry("selector_rank", config.selector.rank, U32)
         yield Entry("selector_top_k", config.selector.top_k, U32)
+    if config.activation:
+        yield Entry("hidden_activation", config.activation, STRING)
     for key, value in (
         ("logit_scale", config.logit_scale),
         ("final_logit_softcapping", config.logit_softcap),

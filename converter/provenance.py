@@ -52,7 +52,7 @@ def input_files(drafter: Snapshot, used: Iterable[Path], target: Snapshot) -> tu
     A target's GGUF is left out: only its header is read, which the output repeats.
     """
     folder = drafter.path
-    paths = {*used, folder / "config.json", folder / CARD, *folder.glob("*.safetensors.index.json")}
+    paths = {*used, folder / CARD}
     stated = {file.path: file.sha256 for file in (*drafter.files, *target.files)}
     files = [
         InputFile(f"drafter/{_relative(path, folder)}", path, stated.get(path))

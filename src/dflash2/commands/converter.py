@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dflash2 import converter
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, Change, Finding, Overrides
+from dflash2.converter import OUT_TYPES, Change, Finding, Overrides, TapIds
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -53,6 +53,16 @@ def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     type=click.Choice(["on", "off"]),
     help="Keep or drop the window of sliding layers, against 'use_sliding_window' of config.json.",
 )
+@click.option(
+    "--tap-ids",
+    type=click.Choice(["outputs", "inputs"]),
+    help="Whether the checkpoint's tap ids name layers by their output or by their input, where it may be either.",
+)
+@click.option(
+    "--rope-theta",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Base of the drafter's rotary embedding, where the checkpoint names two.",
+)
 def convert(
     drafter: Path,
     target: Path,
@@ -62,6 +72,8 @@ def convert(
     block_size: int | None,
     mask_token_id: int | None,
     sliding_window: str | None,
+    tap_ids: TapIds | None,
+    rope_theta: float | None,
 ) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
@@ -77,6 +89,8 @@ def convert(
                 block_size=block_size,
                 mask_token_id=mask_token_id,
                 sliding_window=None if sliding_window is None else sliding_window == "on",
+                tap_ids=tap_ids,
+                rope_theta=rope_theta,
             ),
             progress=lambda written, total: bar.update(task, completed=written, total=total),
         )
