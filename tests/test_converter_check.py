@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dflash2 import native
 from dflash2.converter import Overrides, check, convert, inspect, upgrade
-from dflash2.errors import GGUFError
+from dflash2.errors import GGUFError, NativeError
 
 U32, I32, STRING = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.STRING
 BOOL, ARRAY = GGUFValueType.BOOL, GGUFValueType.ARRAY
@@ -361,7 +361,7 @@ def test_the_tables_of_tensors_agree_with_the_library(tmp_path, converted, targe
     }.items():
         edited = edited_gguf(converted, tmp_path / f"{name}.gguf", **edit)
         assert not check(edited, target).passes()
-        with pytest.raises(native.NativeError):
+        with pytest.raises(NativeError):
             native.Model(edited, placement)
 
 
