@@ -2,6 +2,7 @@
 
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, RopeScaling, Selector
 from dflash2.converter.conversion import Conversion, convert
+from dflash2.converter.draft_vocabulary import DraftVocabulary
 from dflash2.converter.encoding import OUT_TYPES, OutType
 from dflash2.converter.inspection import DrafterFacts, Inspection, RopeFacts, TypeUse, inspect
 from dflash2.converter.overrides import Overrides
@@ -11,6 +12,7 @@ __all__ = [
     "Attention",
     "Conversion",
     "Convolution",
+    "DraftVocabulary",
     "DrafterConfig",
     "DrafterFacts",
     "Inspection",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash2.converter.carry import with_target_tensors
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import read_config
+from dflash2.converter.draft_vocabulary import DraftVocabulary
 from dflash2.converter.encoding import FILE_TYPES, OUT_TYPES, OutType, choose_type
 from dflash2.converter.fields import load_json_object
 from dflash2.converter.metadata import build_metadata
@@ -39,6 +41,8 @@ def convert(
     *,
     outtype: OutType = "bf16",
     overrides: Overrides = NO_OVERRIDES,
+    embed_target_head: bool = False,
+    draft_vocab: DraftVocabulary | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
@@ -49,6 +53,9 @@ def convert(
         output: GGUF file to write; an existing one is replaced, and only by a complete one.
         outtype: type of the matrices; vectors, norms and convolution bases stay F32.
         overrides: what goes before the checkpoint's own values, or fills in for them.
+        embed_target_head: carry the target's embeddings and head, for a drafter on a device that the target does not
+            use; bytes as they are, whatever `outtype` says.
+        draft_vocab: carry a head of these tokens alone, likewise.
         progress: called with (bytes of tensor data written, bytes of tensor data in all).
 
     Raises:
@@ -56,6 +63,8 @@ def convert(
         UnsupportedCheckpointError: it asks for something a GGUF drafter cannot express.
         GGUFError: the target cannot be read or is no whole language model.
         TargetMismatchError: drafter and target do not belong together.
+        DraftVocabularyError: the tokens of a trimmed head cannot be chosen.
+        NativeError: llama.cpp is needed for the target's tokenizer (text for `draft_vocab`) and cannot load it.
         OutputError: the output cannot be written.
     """
     drafter, target, output = Path(drafter), Path(target), Path(output)
@@ -66,8 +75,9 @@ def convert(
     pair_notes = check_pair(config, facts)
     stored = read_tensors(drafter, dialect.rename)
     sources, quantization_notes = open_quantized(load_json_object(drafter / "config.json"), drafter, stored)
-    plan = plan_tensors(drafter, config, sources)
-    check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values())])
+    own = plan_tensors(drafter, config, sources)
+    plan, read = with_target_tensors(own, drafter, config, target, whole=embed_target_head, draft_vocab=draft_vocab)
+    check_output(output, [target, drafter / "config.json", *(tensor.path for tensor in stored.values()), *read])
     encoded = [choose_type(planned, outtype) for planned in plan.tensors]
     metadata = build_metadata(config, facts, drafter, FILE_TYPES[outtype], plan.n_parameters)
     with replacing(output) as temporary:

@@ -67,11 +67,12 @@ class Chunk:
 
 
 def choose_type(planned: PlannedTensor, outtype: OutType) -> EncodedTensor:
-    """Norms, vectors and tensors without `.weight` stay F32 (as upstream); others get the wanted type."""
+    """A fixed type stays; norms, vectors and tensors without `.weight` become F32 (as upstream), others `outtype`."""
     wanted = STORAGE[outtype]
-    name = planned.name
-    if planned.source.raw_type in _KEPT:
-        wanted = planned.source.raw_type
+    name, source = planned.name, planned.source
+    if source.fixed_type:
+        assert source.raw_type is not None
+        wanted = source.raw_type
     elif len(planned.shape) == 1 or name.endswith("_norm.weight") or not name.endswith(".weight"):
         wanted = _Type.F32
     elif planned.shape[-1] % GGML_QUANT_SIZES[wanted][0]:
@@ -115,7 +116,3 @@ def _not_finite(chunk: Chunk) -> CheckpointError:
     return CheckpointError(
         f"{chunk.tensor.planned.source.label} has values that are infinite or not a number; download it again."
     )
-
-
-# Types that a source brings and nobody may change: token ids.
-_KEPT = (_Type.I64,)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dflash2 import converter
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, OutType, Overrides
+from dflash2.converter import OUT_TYPES, DraftVocabulary, OutType, Overrides
 
 
 @click.command(context_settings=HELP)
@@ -27,6 +27,24 @@ from dflash2.converter import OUT_TYPES, OutType, Overrides
     type=click.Choice(["on", "off"]),
     help="Keep or drop the window of sliding layers, against 'use_sliding_window' of config.json.",
 )
+@click.option(
+    "--embed-target-head",
+    is_flag=True,
+    help="Carry the target's embeddings and head: for a drafter on a device that the target does not use.",
+)
+@click.option(
+    "--draft-vocab",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Carry a head of the N most frequent tokens alone: cheaper drafts, the same output.",
+)
+@click.option(
+    "--draft-vocab-from",
+    type=FILE,
+    multiple=True,
+    metavar="FILE",
+    help="Where to count them: lines TOKEN_ID COUNT, JSON {id: count}, or any text. May be repeated.",
+)
 def convert(
     drafter: Path,
     target: Path,
@@ -35,8 +53,13 @@ def convert(
     block_size: int | None,
     mask_token_id: int | None,
     sliding_window: str | None,
+    embed_target_head: bool,
+    draft_vocab: int | None,
+    draft_vocab_from: tuple[Path, ...],
 ) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
+    if (draft_vocab is None) != (not draft_vocab_from):
+        raise click.UsageError("--draft-vocab N and --draft-vocab-from FILE belong together; give both.")
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("writing", total=None)
@@ -50,6 +73,8 @@ def convert(
                 mask_token_id=mask_token_id,
                 sliding_window=None if sliding_window is None else sliding_window == "on",
             ),
+            embed_target_head=embed_target_head,
+            draft_vocab=None if draft_vocab is None else DraftVocabulary(draft_vocab, draft_vocab_from),
             progress=lambda written, total: bar.update(task, completed=written, total=total),
         )
     console.print(

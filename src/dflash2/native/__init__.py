@@ -17,6 +17,7 @@ from dflash2.native.loader import (
 from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
 from dflash2.native.quantize import quantize_gguf
+from dflash2.native.tokenizer import Tokenizer
 
 __all__ = [
     "LIBRARY_VARIABLE",
@@ -29,6 +30,7 @@ __all__ = [
     "Model",
     "Outputs",
     "Placement",
+    "Tokenizer",
     "library",
     "quantize_gguf",
     "repacking_is_safe",
