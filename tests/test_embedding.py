@@ -22,9 +22,11 @@ from dflash2.converter.embedding import (
     embedding_with_mask_row,
     read_tables,
 )
-from dflash2.converter.encoding import choose_type, chunks, encode
+from dflash2.converter.encoding import chunks, encode
+from dflash2.converter.outtypes import parse_outtype
 from dflash2.converter.plan import PlannedTensor, TensorPlan
 from dflash2.converter.sources import Computed
+from dflash2.converter.type_plan import plan_types
 from dflash2.errors import CheckpointError, GGUFError, TargetMismatchError, UnsupportedCheckpointError
 from dflash2.gguf_info import read_gguf_info
 
@@ -61,7 +63,7 @@ def contents(path: Path, *names: str) -> list[bytes]:
     return [tensor_bytes(info, name).tobytes() for name in names]
 
 
-@pytest.mark.parametrize("outtype", ["f32", "q8_0"])
+@pytest.mark.parametrize("outtype", ["f32", "q8_0", "q4_k_m"])
 def test_an_untied_target_gives_embeddings_and_head_bit_for_bit_in_its_own_types(tmp_path, tied, outtype):
     head = random_head(VOCAB, HIDDEN, _Type.Q5_0)
     target = changed_gguf(tied, tmp_path / "target.gguf", {HEAD: head})
@@ -69,9 +71,23 @@ def test_an_untied_target_gives_embeddings_and_head_bit_for_bit_in_its_own_types
     assert contents(done.output, EMBEDDING, HEAD) == contents(target, EMBEDDING, HEAD)
     kinds = types_of(done.output)
     assert (kinds[EMBEDDING], kinds[HEAD]) == ("Q8_0", "Q5_0")
-    assert done.notes == (
-        "Carries the target's embeddings and head, bytes as they are; use it with this target alone.",
+    assert done.notes[0] == (
+        "Carries the target's embeddings and head, bytes as they are; use it with this target alone."
     )
+
+
+@pytest.mark.parametrize("kind", [_Type.Q5_0, _Type.NVFP4])
+def test_llama_cpps_quantiser_leaves_a_trimmed_head_and_its_tokens_alone(tmp_path, tied, kind):
+    head = random_nvfp4(VOCAB, HIDDEN) if kind is _Type.NVFP4 else random_head(VOCAB, HIDDEN, kind)
+    target = changed_gguf(tied, tmp_path / "target.gguf", {HEAD: head})
+    words = tmp_path / "counts.txt"
+    words.write_text("100 1\n200 1\n")
+    vocabulary = DraftVocabulary(4, (words,))
+    done = convert(make_drafter(tmp_path / "d"), target, tmp_path / "o.gguf", outtype="q4_k_m", draft_vocab=vocabulary)
+    kinds = types_of(done.output)
+    assert contents(done.output, HEAD)[0] == head[0][[0, 1, 100, 200]].tobytes()
+    assert np.frombuffer(contents(done.output, "d2t")[0], np.int64).tolist() == [0, 1, 100, 200]
+    assert (kinds[HEAD], kinds["d2t"], kinds["blk.0.attn_q.weight"]) == (kind.name, "I64", "Q5_0")
 
 
 def test_a_tied_target_gives_one_table_that_the_loader_ties_again(tmp_path, tied):
@@ -231,7 +247,7 @@ def test_selected_rows_are_those_rows(untied):
 
 
 def encoded_bytes(source) -> tuple[str, bytes]:
-    tensor = choose_type(PlannedTensor(EMBEDDING, source), "bf16")
+    (tensor,) = plan_types([PlannedTensor(EMBEDDING, source)], parse_outtype("bf16"), ()).tensors
     return tensor.type.name, b"".join(encode(chunk).tobytes() for chunk in chunks(tensor))
 
 

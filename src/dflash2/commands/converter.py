@@ -10,7 +10,18 @@ from rich.table import Table
 
 from dflash2 import converter
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, DraftVocabulary, OutType, Overrides
+from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides
+
+
+def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """PATTERN=TYPE as pairs; a usage error if there is no equals sign."""
+    pairs = []
+    for text in given:
+        pattern, _, type_name = text.rpartition("=")
+        if not pattern:
+            raise click.BadParameter(f"{text!r} is not PATTERN=TYPE, as 'fc=q8_0'.")
+        pairs.append((pattern, type_name))
+    return tuple(pairs)
 
 
 @click.command(context_settings=HELP)
@@ -18,7 +29,19 @@ from dflash2.converter import OUT_TYPES, DraftVocabulary, OutType, Overrides
 @click.option("--target", type=FILE, required=True, help="GGUF of the model the drafter belongs to: its tokenizer.")
 @click.option("-o", "--output", type=FILE, required=True, help="GGUF file to write.")
 @click.option(
-    "--outtype", type=click.Choice(OUT_TYPES), default="bf16", show_default=True, help="Type of the matrices."
+    "--outtype",
+    metavar=f"[{'|'.join(OUT_TYPES)}]",
+    default="bf16",
+    show_default=True,
+    help="Type of the matrices; all but f32, f16, bf16 and q8_0 go through llama.cpp's quantiser.",
+)
+@click.option(
+    "--tensor-type",
+    "tensor_types",
+    metavar="PATTERN=TYPE",
+    callback=_pairs,
+    multiple=True,
+    help="Type of the matrices in whose GGUF name PATTERN is found, as 'fc=q8_0' or 'ffn_(up|gate)=q4_k'; repeatable.",
 )
 @click.option("--block-size", type=click.IntRange(2, 1024), help="Tokens per block, where the checkpoint names none.")
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="The drafter's mask token, likewise.")
@@ -49,7 +72,8 @@ def convert(
     drafter: Path,
     target: Path,
     output: Path,
-    outtype: OutType,
+    outtype: str,
+    tensor_types: tuple[tuple[str, str], ...],
     block_size: int | None,
     mask_token_id: int | None,
     sliding_window: str | None,
@@ -68,6 +92,7 @@ def convert(
             target,
             output,
             outtype=outtype,
+            tensor_types=tensor_types,
             overrides=Overrides(
                 block_size=block_size,
                 mask_token_id=mask_token_id,
