@@ -3,6 +3,7 @@
 from dflash2.converter.checkpoint_facts import CheckpointFacts
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, RopeScaling, Selector
 from dflash2.converter.conversion import Conversion, convert
+from dflash2.converter.draft_vocabulary import DraftVocabulary
 from dflash2.converter.drafter_facts import DrafterFacts, RopeFacts
 from dflash2.converter.findings import Finding
 from dflash2.converter.inspection import Inspection, Shard, TypeUse, inspect
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointFacts",
     "Conversion",
     "Convolution",
+    "DraftVocabulary",
     "DrafterConfig",
     "DrafterFacts",
     "Finding",

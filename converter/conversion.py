@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash2.converter.carry import with_target_tensors
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects import locate, read_config
+from dflash2.converter.draft_vocabulary import DraftVocabulary
 from dflash2.converter.fields import load_json_object
 from dflash2.converter.libllama import write_typed
 from dflash2.converter.metadata import build_metadata
@@ -19,7 +21,6 @@ from dflash2.converter.quantized import open_quantized
 from dflash2.converter.target import check_pair, check_tokens, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
 from dflash2.converter.writer import Progress, check_output, replacing
-from dflash2.errors import UnsupportedCheckpointError
 from dflash2.hub import Snapshot
 
 
@@ -44,6 +45,8 @@ def convert(
     outtype: str = "bf16",
     tensor_types: TensorTypes = (),
     overrides: Overrides = NO_OVERRIDES,
+    embed_target_head: bool = False,
+    draft_vocab: DraftVocabulary | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
     """Convert a DFlash or DFlash 2 drafter checkpoint to GGUF.
@@ -59,6 +62,9 @@ def convert(
         tensor_types: (pattern, type) pairs for single matrices; the first pattern found in a GGUF name decides, as a
             regular expression or a glob.
         overrides: what goes before the checkpoint's own values, or fills in for them.
+        embed_target_head: carry the target's embeddings and head, for a drafter on a device that the target does not
+            use; bytes as they are, whatever `outtype` says.
+        draft_vocab: carry a head of these tokens alone, likewise.
         progress: called with (bytes of tensor data written, bytes of tensor data in all).
 
     Raises:
@@ -66,8 +72,10 @@ def convert(
         UnsupportedCheckpointError: it asks for something a GGUF drafter cannot express.
         GGUFError: the target cannot be read or is no whole language model.
         TargetMismatchError: drafter and target do not belong together.
+        DraftVocabularyError: the tokens of a trimmed head cannot be chosen.
         OutputError: the output cannot be written, or its type is not possible.
-        NativeError: llama.cpp, which quantises all but the direct types, is not there or refuses.
+        NativeError: llama.cpp, which quantises all but the direct types and tokenises text for `draft_vocab`, is not
+            there or refuses.
     """
     drafter_source, target_source, output = _source(drafter), _source(target), Path(output)
     drafter, target = drafter_source.path, target_source.path
@@ -77,17 +85,21 @@ def convert(
     pair_notes = check_pair(config, facts)
     check_tokens(drafter, facts)
     stored = read_tensors(drafter, dialect.rename)
-    if config.mask_embedding is not None:
-        raise UnsupportedCheckpointError(
-            f"{drafter} brings an embedding for its mask token, which needs copies of the target's embeddings and head"
-            " in the drafter; this version cannot make them."
-        )
     place = locate(drafter)
     sources, quantization_notes = open_quantized(load_json_object(place.config), place.weights, stored)
-    plan = plan_tensors(drafter, config, sources)
-    check_output(output, [target, place.config, *(tensor.path for tensor in stored.values())])
-    types = plan_types(plan.tensors, wanted, tensor_types)
+    own = plan_tensors(drafter, config, sources)
+    plan, carried = with_target_tensors(
+        own,
+        drafter,
+        config,
+        target,
+        whole=embed_target_head,
+        draft_vocab=draft_vocab,
+        mask_embedding=config.mask_embedding,
+    )
     read = {place.config, *place.beside_weights(), *(tensor.path for tensor in stored.values())}
+    check_output(output, [target, *read, *carried])
+    types = plan_types(plan.tensors, wanted, tensor_types)
     inputs = input_files(drafter_source, read, target_source)
     metadata, hashed = build_metadata(
         config,

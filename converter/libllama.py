@@ -47,7 +47,9 @@ def _quantised(
     # Where every matrix has its type already, the mixture is any quantised one.
     mixture = LlamaFileType.MOSTLY_Q8_0 if types.outtype.direct else types.outtype.file_type
     try:
-        write_gguf(exact, keys, types.tensors, progress=_scaled(progress, _EXACT, total))
+        # What keeps its type need not go through the quantiser, which would refuse some of it.
+        its_own = [tensor for tensor in types.tensors if not tensor.planned.source.fixed_type]
+        write_gguf(exact, keys, its_own, progress=_scaled(progress, _EXACT, total))
         native.quantize_gguf(
             exact,
             result,
@@ -98,7 +100,7 @@ def _scaled(progress: Progress | None, part: tuple[float, float], total: int) ->
 def _read_back(types: TypePlan, info: GGUFInfo) -> tuple[EncodedTensor, ...]:
     """The planned tensors with the quantiser's bytes; raises NativeError unless both agree on names and shapes."""
     found = {tensor.name: tensor for tensor in info.tensors}
-    planned = {tensor.planned.name: tensor.planned for tensor in types.tensors}
+    planned = {t.planned.name: t.planned for t in types.tensors if not t.planned.source.fixed_type}
     if found.keys() != planned.keys():
         name = sorted(found.keys() ^ planned.keys())[0]
         raise NativeError(f"llama.cpp's quantiser lost or added the tensor {name!r}; please report this.")
@@ -106,11 +108,16 @@ def _read_back(types: TypePlan, info: GGUFInfo) -> tuple[EncodedTensor, ...]:
         # ggml has no trailing dimensions of one.
         if tuple(reversed(found[name].shape)) != tensor.shape and math.prod(found[name].shape) != tensor.n_elements:
             raise NativeError(f"llama.cpp's quantiser changed the shape of the tensor {name!r}; please report this.")
-    return tuple(
-        EncodedTensor(PlannedTensor(name, source), source.type)
-        for name, tensor in planned.items()
-        for source in (Quantised(info.path, found[name], tensor.shape),)
-    )
+    return tuple(_quantised_as(tensor, info, found) for tensor in types.tensors)
+
+
+def _quantised_as(tensor: EncodedTensor, info: GGUFInfo, found: Mapping[str, TensorInfo]) -> EncodedTensor:
+    """The tensor with the quantiser's bytes, or as it is if it kept its type."""
+    name = tensor.planned.name
+    if name not in found:
+        return tensor
+    source = Quantised(info.path, found[name], tensor.planned.shape)
+    return EncodedTensor(PlannedTensor(name, source), source.type)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ TensorTypes = Sequence[tuple[str, str]]
 
 _DIRECT = frozenset(map(parse_tensor_type, DIRECT_TYPES))
 _FLOATS = (_Type.F32, _Type.F16, _Type.BF16)
-# Types that a source brings and nobody may change: token ids.
-_KEPT = (_Type.I64,)
 # As upstream: rows that are no multiple of the block size.
 _FALLBACK = _Type.F16
 # Largest magnitude that llama.cpp's quantiser takes: the scales of its blocks are F16.
@@ -67,8 +65,8 @@ class TypePlan:
 def plan_types(tensors: Sequence[PlannedTensor], outtype: OutputType, tensor_types: TensorTypes) -> TypePlan:
     """Give every tensor its type.
 
-    Vectors, norms and tensors without `.weight` stay F32, token ids as they are. Raises OutputError for a pattern
-    that fits no matrix, and for a type that the rows of a tensor do not hold.
+    Vectors, norms and tensors without `.weight` stay F32, token ids and copies of the target's as they are. Raises
+    OutputError for a pattern that fits no matrix, and for a type that the rows of a tensor do not hold.
     """
     said = _said(tensors, tensor_types)
     names = frozenset(said)
@@ -94,14 +92,13 @@ def _is_matrix(tensor: PlannedTensor) -> bool:
         len(tensor.shape) > 1
         and tensor.name.endswith(".weight")
         and not tensor.name.endswith("_norm.weight")
-        and tensor.source.raw_type not in _KEPT
+        and not tensor.source.fixed_type
     )
 
 
 def _own_type(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationType:
-    raw_type = tensor.source.raw_type
-    if raw_type in _KEPT:
-        return raw_type
+    if tensor.source.fixed_type and tensor.source.raw_type is not None:
+        return tensor.source.raw_type
     if not _is_matrix(tensor):
         return _Type.F32
     return outtype.tensor_type if _holds(tensor, outtype.tensor_type) else _FALLBACK
@@ -120,8 +117,8 @@ def _spared(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationType 
 def _exact(tensor: PlannedTensor, fixed: Mapping[str, GGMLQuantizationType]) -> EncodedTensor:
     """As the checkpoint stores it, F32 where values are computed."""
     raw_type = tensor.source.raw_type
-    if raw_type in _KEPT or not _is_matrix(tensor):
-        return EncodedTensor(tensor, raw_type if raw_type in _KEPT else _Type.F32)
+    if not _is_matrix(tensor):
+        return EncodedTensor(tensor, raw_type if tensor.source.fixed_type and raw_type is not None else _Type.F32)
     limit = None if fixed.get(tensor.name) in (_Type.F32, _Type.BF16) else _LARGEST_QUANTISED
     return EncodedTensor(tensor, raw_type if raw_type in _FLOATS else _Type.F32, limit)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dflash2 import converter
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, Change, Finding, Overrides, TapIds
+from dflash2.converter import OUT_TYPES, Change, DraftVocabulary, Finding, Overrides, TapIds
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -63,6 +63,24 @@ def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     type=click.FloatRange(min=0, min_open=True),
     help="Base of the drafter's rotary embedding, where the checkpoint names two.",
 )
+@click.option(
+    "--embed-target-head",
+    is_flag=True,
+    help="Carry the target's embeddings and head: for a drafter on a device that the target does not use.",
+)
+@click.option(
+    "--draft-vocab",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Carry a head of the N most frequent tokens alone: cheaper drafts, the same output.",
+)
+@click.option(
+    "--draft-vocab-from",
+    type=FILE,
+    multiple=True,
+    metavar="FILE",
+    help="Where to count them: lines TOKEN_ID COUNT, JSON {id: count}, or any text. May be repeated.",
+)
 def convert(
     drafter: Path,
     target: Path,
@@ -74,8 +92,13 @@ def convert(
     sliding_window: str | None,
     tap_ids: TapIds | None,
     rope_theta: float | None,
+    embed_target_head: bool,
+    draft_vocab: int | None,
+    draft_vocab_from: tuple[Path, ...],
 ) -> None:
     """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
+    if (draft_vocab is None) != (not draft_vocab_from):
+        raise click.UsageError("--draft-vocab N and --draft-vocab-from FILE belong together; give both.")
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("writing", total=None)
@@ -92,6 +115,8 @@ def convert(
                 tap_ids=tap_ids,
                 rope_theta=rope_theta,
             ),
+            embed_target_head=embed_target_head,
+            draft_vocab=None if draft_vocab is None else DraftVocabulary(draft_vocab, draft_vocab_from),
             progress=lambda written, total: bar.update(task, completed=written, total=total),
         )
     console.print(

@@ -18,6 +18,7 @@ from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
 from dflash2.native.probe import Support, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
+from dflash2.native.tokenizer import Tokenizer
 
 __all__ = [
     "LIBRARY_VARIABLE",
@@ -31,6 +32,7 @@ __all__ = [
     "Outputs",
     "Placement",
     "Support",
+    "Tokenizer",
     "knows_architecture",
     "library",
     "quantize_gguf",
