@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from factories import drafter_config, drafter_tensors, make_target, write_checkpoint
 from factories_dialects import speculators_config
 
-from dflash2.commands.converter import convert
+from dflash2.commands.convert import convert
 from dflash2.errors import CheckpointError
 from dflash2.gguf_info import read_gguf_info
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash2 import DFlashLlama
-from dflash2.commands.converter import convert as convert_command
+from dflash2.commands.convert import convert as convert_command
 from dflash2.converter import DraftVocabulary, convert
 from dflash2.converter.draft_vocabulary import special_tokens
 from dflash2.converter.frequencies import count_tokens

@@ -404,6 +404,27 @@ def test_a_pair_of_hub_ids_converts(hub, client, tmp_path):
     ]
 
 
+def test_the_name_of_a_published_pair_is_all_the_command_needs(hub, client, tmp_path):
+    pytest.importorskip("tokenizers")
+    make_drafter(tmp_path / "drafter")
+    folder = write_target_config(train_byte_level(tmp_path / "target"))
+    hub.repositories["incoai/Qwen3.8-27B-DFlash2"] = Repository(dict(_contents(tmp_path / "drafter")))
+    hub.repositories["Qwen/Qwen3.8-27B"] = Repository({"model.safetensors": WEIGHTS, **dict(_contents(folder))})
+    program = Path(sys.executable).with_name("dflash2-convert")
+    command = [program, "qwen3.8-27b", "--outtype", "Q8_0"]
+    done = subprocess.run(
+        command, env=client.environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert done.stdout.startswith("dflash-Qwen3.8-27B-DFlash2-Q8_0.gguf: 36 tensors")
+    metadata = read_gguf_info(tmp_path / "dflash-Qwen3.8-27B-DFlash2-Q8_0.gguf").metadata
+    assert metadata["general.source.huggingface.repository"] == "incoai/Qwen3.8-27B-DFlash2"
+    assert not [
+        request for request in hub.requests if request.path.startswith("/Qwen/") and "safetensors" in request.path
+    ]
+
+
 def _contents(folder: Path) -> list[tuple[str, bytes]]:
     return [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
 

@@ -10,7 +10,8 @@ import sys
 import click
 
 from dflash2 import __version__
-from dflash2.commands.converter import check, convert, inspect, list_pairs, upgrade
+from dflash2.commands.convert import convert
+from dflash2.commands.converter import check, inspect, list_pairs, upgrade
 from dflash2.commands.demo import demo
 from dflash2.commands.runtime import run
 from dflash2.commands.terminal import HELP, errors

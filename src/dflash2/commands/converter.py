@@ -7,126 +7,12 @@ import sys
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from dflash2 import converter
-from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, Change, DraftVocabulary, Finding, Overrides, TapIds
-
-
-def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """PATTERN=TYPE as pairs; a usage error if there is no equals sign."""
-    pairs = []
-    for text in given:
-        pattern, _, type_name = text.rpartition("=")
-        if not pattern:
-            raise click.BadParameter(f"{text!r} is not PATTERN=TYPE, as 'fc=q8_0'.")
-        pairs.append((pattern, type_name))
-    return tuple(pairs)
-
-
-@click.command(context_settings=HELP)
-@click.argument("drafter", type=FILE)
-@click.option("--target", type=FILE, required=True, help="GGUF of the model the drafter belongs to: its tokenizer.")
-@click.option("-o", "--output", type=FILE, required=True, help="GGUF file to write.")
-@click.option(
-    "--outtype",
-    metavar=f"[{'|'.join(OUT_TYPES)}]",
-    default="bf16",
-    show_default=True,
-    help="Type of the matrices; all but f32, f16, bf16 and q8_0 go through llama.cpp's quantiser.",
-)
-@click.option(
-    "--tensor-type",
-    "tensor_types",
-    metavar="PATTERN=TYPE",
-    callback=_pairs,
-    multiple=True,
-    help="Type of the matrices in whose GGUF name PATTERN is found, as 'fc=q8_0' or 'ffn_(up|gate)=q4_k'; repeatable.",
-)
-@click.option("--block-size", type=click.IntRange(2, 1024), help="Tokens per block, where the checkpoint names none.")
-@click.option("--mask-token-id", type=click.IntRange(min=0), help="The drafter's mask token, likewise.")
-@click.option(
-    "--sliding-window",
-    type=click.Choice(["on", "off"]),
-    help="Keep or drop the window of sliding layers, against 'use_sliding_window' of config.json.",
-)
-@click.option(
-    "--tap-ids",
-    type=click.Choice(["outputs", "inputs"]),
-    help="Whether the checkpoint's tap ids name layers by their output or by their input, where it may be either.",
-)
-@click.option(
-    "--rope-theta",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Base of the drafter's rotary embedding, where the checkpoint names two.",
-)
-@click.option(
-    "--embed-target-head",
-    is_flag=True,
-    help="Carry the target's embeddings and head: for a drafter on a device that the target does not use.",
-)
-@click.option(
-    "--draft-vocab",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Carry a head of the N most frequent tokens alone: cheaper drafts, the same output.",
-)
-@click.option(
-    "--draft-vocab-from",
-    type=FILE,
-    multiple=True,
-    metavar="FILE",
-    help="Where to count them: lines TOKEN_ID COUNT, JSON {id: count}, or any text. May be repeated.",
-)
-def convert(
-    drafter: Path,
-    target: Path,
-    output: Path,
-    outtype: str,
-    tensor_types: tuple[tuple[str, str], ...],
-    block_size: int | None,
-    mask_token_id: int | None,
-    sliding_window: str | None,
-    tap_ids: TapIds | None,
-    rope_theta: float | None,
-    embed_target_head: bool,
-    draft_vocab: int | None,
-    draft_vocab_from: tuple[Path, ...],
-) -> None:
-    """Convert the drafter checkpoint in the folder DRAFTER (config.json, safetensors) to GGUF."""
-    if (draft_vocab is None) != (not draft_vocab_from):
-        raise click.UsageError("--draft-vocab N and --draft-vocab-from FILE belong together; give both.")
-    columns = (TextColumn("writing"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("writing", total=None)
-        done = converter.convert(
-            drafter,
-            target,
-            output,
-            outtype=outtype,
-            tensor_types=tensor_types,
-            overrides=Overrides(
-                block_size=block_size,
-                mask_token_id=mask_token_id,
-                sliding_window=None if sliding_window is None else sliding_window == "on",
-                tap_ids=tap_ids,
-                rope_theta=rope_theta,
-            ),
-            embed_target_head=embed_target_head,
-            draft_vocab=None if draft_vocab is None else DraftVocabulary(draft_vocab, draft_vocab_from),
-            progress=lambda written, total: bar.update(task, completed=written, total=total),
-        )
-    console.print(
-        f"{done.output}: {done.n_tensors} tensors, {done.n_parameters / 1e6:.1f} M parameters, "
-        f"{done.n_bytes / 1e6:.1f} MB, {done.outtype}",
-        markup=False,
-        soft_wrap=True,
-    )
-    for note in done.notes:
-        errors.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+from dflash2.commands.terminal import FILE, HELP, console
+from dflash2.converter import Change, Finding
 
 
 @click.command(context_settings=HELP)
