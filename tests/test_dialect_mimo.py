@@ -8,14 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from dialect_pairs import assert_drafts_equal, make_f32_target  # noqa: E402
+from dialect_pairs import assert_drafts_equal, drafted_blocks, make_f32_target  # noqa: E402
 from factories import HEAD_DIM, HEADS, HIDDEN, MASK_TOKEN, drafter_config, write_checkpoint  # noqa: E402
 from factories_dialects import lively_tensors, plain_drafter  # noqa: E402
 
 from dflash2.converter import convert  # noqa: E402
 from dflash2.converter.dialects import read_config  # noqa: E402
 from dflash2.converter.overrides import NO_OVERRIDES, Overrides  # noqa: E402
-from dflash2.errors import CheckpointError, UnsupportedCheckpointError  # noqa: E402
+from dflash2.errors import CheckpointError  # noqa: E402
 from dflash2.gguf_info import read_gguf_info  # noqa: E402
 
 WINDOW = 24
@@ -140,11 +140,16 @@ def test_the_mask_embedding_is_read(tmp_path, saved):
     assert config.mask_embedding == tuple(VECTOR.float().tolist())
 
 
-def test_a_mask_embedding_needs_the_targets_tables(tmp_path, target):
-    folder = write_mimo(tmp_path / "MiMo", *mimo())
-    torch.save(VECTOR, folder / "mask_embedding.pt")
-    with pytest.raises(UnsupportedCheckpointError, match="needs copies of the target's embeddings and head"):
-        convert(folder, target.path, tmp_path / "out.gguf")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_mask_embedding_is_drafted_with(tmp_path, target, version):
+    """It replaces the mask token's row, so the drafter carries copies of the target's embeddings and head."""
+    config, tensors = mimo(version)
+    folder = write_mimo(tmp_path / "MiMo", config, tensors)
+    torch.save({"mask_token_id": MASK_TOKEN, "embedding": VECTOR}, folder / "mask_embedding.pt")
+    reference = plain_drafter(config, tensors, mask_embedding=VECTOR.float(), **RULES)
+    done = assert_drafts_equal(target, tmp_path / "MiMo", reference, tmp_path)
+    bare = drafted_blocks(target, done.output, plain_drafter(config, tensors, **RULES))
+    assert any(block.ours != block.reference for block in bare)
 
 
 WRONG = {
