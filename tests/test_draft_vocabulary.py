@@ -91,7 +91,10 @@ def test_special_are_control_and_user_defined_tokens_and_ids_the_tokenizer_names
 
 
 @settings(max_examples=30, deadline=None)
-@given(counts=st.dictionaries(st.integers(2, VOCAB - 1), st.integers(0, 50)), size=st.integers(TOP_K, VOCAB))
+@given(
+    counts=st.dictionaries(st.integers(2, VOCAB - 1), st.integers(0, 50)).filter(lambda d: any(d.values())),
+    size=st.integers(TOP_K, VOCAB),
+)
 def test_no_token_left_out_is_more_frequent_than_one_kept(tmp_path_factory, counts, size):
     folder = tmp_path_factory.mktemp("choice")
     done = trimmed(make_target(folder / "target.gguf"), folder, size, counts)
@@ -111,6 +114,24 @@ def test_lists_and_json_count_alike_and_add_up(tmp_path, target):
     objects.write_text('\ufeff{"9": 10, "0": 2}')
     counts = count_tokens([lines, objects], target, VOCAB)
     assert {token: int(counts[token]) for token in np.flatnonzero(counts)} == {0: 2, 7: 4, 9: 11}
+
+
+@pytest.mark.parametrize("separator", [" ", "\t", ",", ";", ", ", " ; "])
+@pytest.mark.parametrize("header", ["", "token_id{}count\n", "\n# ids and how often\n"])
+def test_a_list_may_have_any_of_four_separators_and_one_header(tmp_path, target, separator, header):
+    path = tmp_path / "counts.csv"
+    path.write_text(header.format(separator) + f"7{separator}3\n9{separator}1\n")
+    counts = count_tokens([path], target, VOCAB)
+    assert {token: int(counts[token]) for token in np.flatnonzero(counts)} == {7: 3, 9: 1}
+
+
+def test_text_with_some_lines_of_two_numbers_is_text(tmp_path, target_path, n_vocab):
+    path = tmp_path / "text.txt"
+    path.write_text("3 4\nfirst line\nsecond line\n")
+    tokenizer = Tokenizer(target_path)
+    expected = len(tokenizer.tokenize(path.read_text()))
+    tokenizer.close()
+    assert count_tokens([path], target_path, n_vocab).sum() == expected
 
 
 def test_text_is_counted_in_the_targets_own_tokens(tmp_path, demo, target_path, n_vocab):
@@ -151,6 +172,23 @@ BAD_FILES = {
     "a list": ("a.json", b"[1, 2]", r"a\.json is not an object of token ids and counts"),
     "a negative count": ("a.json", b'{"5": -1}', "is not an object of token ids and counts"),
     "not JSON": ("a.json", b"{", r"a\.json is not valid JSON"),
+    "JSON by its first character": ("a.txt", b"\n {not counts}", r"a\.txt is not valid JSON"),
+    "JSON lines": ("a.txt", b'{"text": "a"}\n{"text": "b"}\n', r"a\.txt is not valid JSON"),
+    "a list in a text file": ("a.txt", b"[[5, 1]]", r"a\.txt is not an object of token ids and counts"),
+    "a key given twice": ("a.json", b'{"5": 1, "05": 2}', r"a\.json has the key '05' twice"),
+    "NaN in JSON": ("a.json", b'{"5": NaN}', "is not an object of token ids and counts"),
+    "counts with a fraction": ("a.txt", b"5 1.0\n6 2.0\n", r"line 1: expected a token id and a count, got '5 1\.0'"),
+    "negative counts": ("a.txt", b"5 -1\n6 -2\n", "line 1: expected a token id and a count, got '5 -1'"),
+    "negative ids": ("a.txt", b"-5,1\n", "line 1: expected a token id and a count, got '-5,1'"),
+    "no number": ("a.txt", b"5 1\n6 nan\n", "line 2: expected a token id and a count, got '6 nan'"),
+    "quotes": ("a.csv", b'"id","count"\n"5","1"\n', r"line 2: expected a token id and a count"),
+    "colons": ("a.txt", b"5: 1\n6: 2\n", "line 1: expected a token id and a count, got '5: 1'"),
+    "two headers": ("a.txt", b"id count\n-- --\n5 1\n6 1\n", "line 2: expected a token id and a count"),
+    "half of a list": ("a.txt", b"word\n5 1\nsecond word\n6 1\n", "line 3: expected a token id and a count"),
+    "an empty file": ("a.txt", b"", r"a\.txt counts no token"),
+    "an empty object": ("a.json", b"{}", r"a\.json counts no token"),
+    "an empty JSON file": ("a.json", b"", r"a\.json counts no token"),
+    "nothing but zeros": ("a.txt", b"5 0\n6 0\n", r"a\.txt counts no token"),
     "not UTF-8": ("a.txt", b"caf\xe9", r"a\.txt is not UTF-8 text"),
     "counts that do not add up": ("a.txt", b"5 999999999999999999\n" * 6, "too large to add up"),
 }

@@ -15,8 +15,11 @@ from dflash2.native import Tokenizer
 
 Counts = npt.NDArray[np.int64]
 
-_PAIR = re.compile(r"(\d+)[ \t]+(\d+)")
-_JSON_SUFFIX = ".json"
+_PAIR = re.compile(r"(\d+)(?:[ \t]+|[ \t]*[,;][ \t]*)(\d+)")
+# What means to be a pair, whether or not it is one: two numbers of any kind, quoted or not.
+_NUMBER = r"[\"']?[+-]?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf)[\"']?"
+_LIKE_A_PAIR = re.compile(rf"{_NUMBER}\s*[\s,;:|=]\s*{_NUMBER}[\s,;]*", re.IGNORECASE)
+_JSON_SUFFIX, _JSON_BEGINS = ".json", ("{", "[")
 # Some tokenizers split text by regular expressions that recurse once per character: llama.cpp gets short pieces.
 _PIECE_CHARACTERS = 4096
 _MAX_COUNT = 2**62  # of all files together
@@ -25,12 +28,13 @@ _MAX_COUNT = 2**62  # of all files together
 def count_tokens(files: Sequence[Path], target: Path, vocab_size: int) -> Counts:
     """Occurrences of every token [vocabulary], summed over `files`.
 
-    A file whose first line is `TOKEN_ID COUNT` (space or tab) is a list of such lines; one named `.json` is an object
-    {"TOKEN_ID": COUNT}; any other is UTF-8 text, tokenised by llama.cpp with the vocabulary of the GGUF `target`, a
-    few thousand characters at a time.
+    A file named `.json`, or that begins with a brace or bracket, is an object {"TOKEN_ID": COUNT}. One of whose lines
+    at least half are two numbers is a list of `TOKEN_ID COUNT` (space, tab, comma or semicolon; one header line). Any
+    other is UTF-8 text, tokenised by llama.cpp with the vocabulary of the GGUF `target`, a few thousand characters at a
+    time.
 
-    Raises DraftVocabularyError for a file that is none of these or names a token beyond the vocabulary, NativeError if
-    llama.cpp cannot load the vocabulary.
+    Raises DraftVocabularyError for a file that is none of these, counts nothing or names a token beyond the vocabulary,
+    NativeError if llama.cpp cannot load the vocabulary.
     """
     counts = np.zeros(vocab_size, np.int64)
     total = 0
@@ -43,6 +47,7 @@ def count_tokens(files: Sequence[Path], target: Path, vocab_size: int) -> Counts
             if pairs is None:
                 tokenizer = tokenizer or Tokenizer(target)
                 pairs = _tokenised(path, tokenizer)
+            before = total
             for token, count, where in pairs:
                 if token >= vocab_size:
                     raise DraftVocabularyError(
@@ -53,6 +58,8 @@ def count_tokens(files: Sequence[Path], target: Path, vocab_size: int) -> Counts
                 if total > _MAX_COUNT:
                     raise DraftVocabularyError(f"{where} makes the counts too large to add up; scale them down.")
                 counts[token] += count
+            if total == before:
+                raise DraftVocabularyError(f"{path} counts no token; leave it out, or give one with counts or text.")
     finally:
         if tokenizer is not None:
             tokenizer.close()
@@ -64,21 +71,38 @@ _Pairs = Iterator[tuple[int, int, str]]
 
 def _listed(path: Path) -> _Pairs | None:
     """(token id, count, where it stands) of a list of counts; None if the file is text."""
-    if path.suffix.lower() == _JSON_SUFFIX:
-        return _from_json(path)
+    begin, pairs, others = "", 0, 0
     for line in _lines(path):
-        if line.strip():
-            return _from_lines(path) if _PAIR.fullmatch(line.strip()) else None
-    return None
+        text = line.strip()
+        if not text:
+            continue
+        begin = begin or text[0]
+        if path.suffix.lower() == _JSON_SUFFIX or begin in _JSON_BEGINS:
+            return _from_json(path)
+        if _LIKE_A_PAIR.fullmatch(text):
+            pairs += 1
+        else:
+            others += 1
+    return _from_lines(path) if pairs and pairs >= others else None
 
 
 def _from_lines(path: Path) -> _Pairs:
+    first = True
     for number, line in enumerate(_lines(path), 1):
-        match = _PAIR.fullmatch(line.strip())
-        if match:
-            yield _number(match[1], path), _number(match[2], path), f"{path}, line {number},"
-        elif line.strip():
-            raise DraftVocabularyError(f"{path}, line {number}: expected a token id and a count, got {line[:40]!r}.")
+        text = line.strip()
+        if not text:
+            continue
+        header = first and not any(map(str.isdigit, text))
+        first = False
+        if header:
+            continue
+        match = _PAIR.fullmatch(text)
+        if match is None:
+            raise DraftVocabularyError(
+                f"{path}, line {number}: expected a token id and a count, got {text[:40]!r}; both are whole numbers"
+                " from 0, with a space, tab, comma or semicolon between them."
+            )
+        yield _number(match[1], path), _number(match[2], path), f"{path}, line {number},"
 
 
 def _number(digits: str, path: Path) -> int:
@@ -89,17 +113,25 @@ def _number(digits: str, path: Path) -> int:
 
 def _from_json(path: Path) -> _Pairs:
     try:
-        pairs = json.loads("".join(_lines(path)))
+        pairs = json.loads("".join(_lines(path)), object_pairs_hook=tuple)  # a dict would hide keys given twice
     except (ValueError, RecursionError) as error:
-        raise DraftVocabularyError(f"{path} is not valid JSON ({error}); name a text file .txt.") from error
-    if not isinstance(pairs, dict) or not all(
-        re.fullmatch(r"\d{1,18}", key) and type(count) is int and 0 <= count < 10**18 for key, count in pairs.items()
+        raise DraftVocabularyError(
+            f"{path} is not valid JSON ({error}); text must be in no .json file and not begin with a brace or bracket."
+        ) from error
+    if not isinstance(pairs, tuple) or not all(
+        re.fullmatch(r"\d{1,18}", key) and type(count) is int and 0 <= count < 10**18 for key, count in pairs
     ):
         raise DraftVocabularyError(
-            f'{path} is not an object of token ids and counts, {{"220": 17, ...}}; name a text file .txt.'
+            f'{path} is not an object of token ids and counts, {{"220": 17, ...}}; text must be in no .json file and'
+            " not begin with a brace or bracket."
         )
-    for key, count in pairs.items():
-        yield int(key), count, f"{path}, key {key!r},"
+    seen: set[int] = set()
+    for key, count in pairs:
+        token = int(key)
+        if token in seen:
+            raise DraftVocabularyError(f"{path} has the key {key!r} twice; keep one of them, or their sum.")
+        seen.add(token)
+        yield token, count, f"{path}, key {key!r},"
 
 
 def _tokenised(path: Path, tokenizer: Tokenizer) -> _Pairs:
