@@ -8,6 +8,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
+from dflash2.converter.finite import all_finite
 from dflash2.converter.plan import PlannedTensor
 from dflash2.converter.sources import Bytes, Floats, n_bytes, row_count, row_length
 from dflash2.errors import CheckpointError
@@ -16,12 +17,6 @@ _Type = GGMLQuantizationType
 _F16_MAX = 65504.0
 # Largest magnitude each type can hold; Q8_0 keeps an F16 scale of the largest value over 127.
 _LIMITS = {_Type.F16: _F16_MAX, _Type.Q8_0: _F16_MAX * 127}
-# Exponent bits: all of them set means infinity or NaN.
-_EXPONENTS = {
-    _Type.BF16: (np.uint16, 0x7F80),
-    _Type.F16: (np.uint16, 0x7C00),
-    _Type.F32: (np.uint32, 0x7F800000),
-}
 # Small enough for a core's cache, large enough for a disk.
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -66,13 +61,13 @@ def encode(chunk: Chunk) -> Bytes:
     source, wanted = chunk.tensor.planned.source, chunk.tensor.type
     if source.raw_type == wanted:
         data = source.raw(chunk.start, chunk.count)
-        if wanted in _EXPONENTS and not _finite(data, wanted):
+        if not all_finite(data, wanted):
             raise _not_finite(chunk)
         if chunk.tensor.limit is not None:
             _check_range(chunk, source.rows(chunk.start, chunk.count), chunk.tensor.limit)
         return data
     rows = source.rows(chunk.start, chunk.count)
-    if not _finite(rows, _Type.F32):
+    if not all_finite(rows, _Type.F32):
         raise _not_finite(chunk)
     limit = chunk.tensor.limit or _LIMITS.get(wanted)
     if limit is not None:
@@ -87,11 +82,6 @@ def _check_range(chunk: Chunk, rows: Floats, limit: float) -> None:
             f"{chunk.tensor.planned.source.label} has values that {what} cannot hold (beyond +-{limit:.0f}); convert"
             " with outtype bf16 or f32."
         )
-
-
-def _finite(values: Bytes | Floats, stored_as: GGMLQuantizationType) -> bool:
-    word, exponent = _EXPONENTS[stored_as]
-    return bool((values.view(word) & word(exponent)).max() != exponent)
 
 
 def _not_finite(chunk: Chunk) -> CheckpointError:
