@@ -99,28 +99,37 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Sourc
     UnsupportedCheckpointError for one that is not stored as BF16, F16 or F32.
     """
     rows, dropped, notes = _rows(folder, config, stored)
+    _check_names(folder, config, stored, [source for source, _, _ in rows], dropped)
     sizes = _sizes(config)
     planned = []
     for source, name, symbols in rows:
-        if source not in stored:
-            raise CheckpointError(f"{folder} lacks the tensor {source!r}; download its safetensors files again.")
         shape = tuple(sizes[symbol] for symbol in symbols)
         values = _checked(stored[source], shape)
         reorder = not config.rope.neox and name.endswith(_ROPED)
         planned.append(PlannedTensor(name, HalfSplit(values, config.head_dim) if reorder else values))
-    known = {source for source, _, _ in rows} | dropped | set(config.unused_tensors)
-    for source, values in stored.items():
-        if source not in known and not source.endswith(_COMPUTED_SUFFIX):
-            raise CheckpointError(
-                f"{values.label} does not belong to a {config.architecture} of {config.layers}"
-                " layers; converting without it would change the drafter."
-            )
     if config.draft_vocab_size:
         planned.append(PlannedTensor("d2t", target_ids(folder, stored, config.draft_vocab_size, config.vocab_size)))
     if config.rope.frequency_factors:
         factors = np.array(config.rope.frequency_factors, np.float32)
         planned.append(PlannedTensor("rope_freqs.weight", Computed(factors, "the rope factors of config.json")))
     return TensorPlan(tuple(planned), notes)
+
+
+def _check_names(
+    folder: Path, config: DrafterConfig, stored: Mapping[str, Source], wanted: list[str], dropped: set[str]
+) -> None:
+    """A tensor that does not belong goes first: it is often the one that is missing, under another name."""
+    known = {*wanted, *dropped, *config.unused_tensors}
+    missing = next((name for name in wanted if name not in stored), None)
+    for name, values in stored.items():
+        if name not in known and not name.endswith(_COMPUTED_SUFFIX):
+            also = f" Besides, the tensor {missing!r} is missing." if missing else ""
+            raise CheckpointError(
+                f"{values.label} does not belong to a {config.architecture} of {config.layers}"
+                f" layers; converting without it would change the drafter.{also}"
+            )
+    if missing:
+        raise CheckpointError(f"{folder} lacks the tensor {missing!r}; download its safetensors files again.")
 
 
 def _rows(

@@ -366,6 +366,16 @@ def test_missing_tensor_is_named(job):
     assert_refused(job, CheckpointError, message)
 
 
+@pytest.mark.parametrize("name", ["../../x", "fc.qweight"])
+def test_unexpected_tensor_goes_before_a_missing_one(job, name):
+    rewrite_tensors(job, lambda tensors: tensors.update({name: tensors.pop("fc.weight")}))
+    message = (
+        f"{job.drafter}/model.safetensors: tensor {name!r} does not belong to a DFlash2DraftModel of 2 layers;"
+        " converting without it would change the drafter. Besides, the tensor 'fc.weight' is missing."
+    )
+    assert_refused(job, CheckpointError, message)
+
+
 @pytest.mark.parametrize(
     "name", ["layers.2.mlp.up_proj.weight", "layers.0.self_attn.q_proj.bias", "candidate_selector.extra"]
 )
