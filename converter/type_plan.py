@@ -141,6 +141,12 @@ def _said(tensors: Sequence[PlannedTensor], tensor_types: TensorTypes) -> dict[s
         fitting = _fitting(pattern, matrices)
         if not fitting:
             raise _fits_nothing(pattern, tensors, matrices)
+        if all(said.get(name, wanted) != wanted for name in fitting):
+            raise OutputError(
+                f"The tensor type {pattern}={type_name} changes nothing: patterns before it give every matrix that it"
+                f" fits another type ({fitting[0]} is {said[fitting[0]].name}); put the narrower pattern first, or"
+                " leave one out."
+            )
         for name in fitting:
             if name not in said and not _holds(matrices[name], wanted):
                 raise _does_not_hold(matrices[name], wanted)

@@ -203,6 +203,16 @@ def test_a_tensor_type_that_cannot_be_is_one_sentence_before_anything_is_written
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tensor_type_that_earlier_ones_leave_nothing_is_refused_unless_it_says_the_same(tmp_path, drafter, target):
+    rules = [("ffn", "q8_0"), ("ffn_(down|up)", "f16")]
+    message = r"type ffn_\(down\|up\)=f16 changes nothing: .* another type \(blk\.0\.ffn_\w+\.weight is Q8_0\); put the"
+    with pytest.raises(OutputError, match=message):
+        convert(drafter, target, tmp_path / "out.gguf", tensor_types=rules)
+    convert(drafter, target, tmp_path / "out.gguf", tensor_types=[*reversed(rules), ("ffn_gate", "q8_0")])
+    types = types_of(tmp_path / "out.gguf")
+    assert (types["blk.0.ffn_down.weight"], types["blk.1.ffn_gate.weight"]) == ("F16", "Q8_0")
+
+
 def test_a_type_that_the_rows_do_not_hold_is_refused_with_those_that_fit(tmp_path, target):
     drafter = make_wide_drafter(tmp_path / "drafter", dflash_config={"selector_rank": 64})
     message = (
