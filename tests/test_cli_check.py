@@ -11,7 +11,8 @@ from factories import make_drafter, make_target
 from factories_check import edited_gguf, make_fork, tensor_bytes
 from test_cli import run
 
-from dflash2.converter import convert
+from dflash2.converter import check, convert, inspect
+from dflash2.errors import GGUFError
 
 
 @pytest.fixture
@@ -78,6 +79,32 @@ def test_inspect_of_a_folder_and_of_an_empty_path(tmp_path):
     empty = run("dflash2", "inspect", "")
     assert (empty.returncode, empty.stdout) == (1, "")
     assert empty.stderr == "error: the path is empty; give a GGUF file or the folder of a checkpoint.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("qwen3.8-27b", "`dflash2-convert qwen3.8-27b` and"),
+        ("incoai/Qwen3.8-27B-DFlash2", "`dflash2-convert incoai/Qwen3.8-27B-DFlash2` and"),
+        ("someone/drafter", "`dflash2-convert someone/drafter --target TARGET` and"),
+    ],
+)
+def test_what_reads_local_files_says_what_to_run_for_a_name(tmp_path, monkeypatch, converted, target, name, command):
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda: inspect(name), lambda: check(name, target)):
+        with pytest.raises(GGUFError, match=f"{name} is no file or folder here, and only local ones are read; run"):
+            call()
+        with pytest.raises(GGUFError, match=command):
+            call()
+    with pytest.raises(GGUFError, match=r"only local ones are read; give the target's GGUF file, or the folder"):
+        check(converted, name)
+
+
+@pytest.mark.parametrize("name", ["gone.gguf", "folder/gone.gguf", "a/b/c", "gone"])
+def test_a_missing_path_is_still_a_missing_path(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GGUFError, match=f"Cannot read {name}: No such file"):
+        inspect(name)
 
 
 def test_upgrade_says_what_it_changed_then_that_nothing_is_left(tmp_path, converted):

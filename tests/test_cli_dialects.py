@@ -35,3 +35,18 @@ def test_an_option_settles_what_the_refusal_asks_for(tmp_path, option):
     done = CliRunner().invoke(convert, [*arguments, option, value], catch_exceptions=False)
     assert done.exit_code == 0
     assert read_gguf_info(output).metadata[key] == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3.8-27b", "Qwen3.8-27B"])
+def test_the_name_of_a_pair_gives_its_target(tmp_path, name):
+    folder = write_checkpoint(tmp_path / "drafter", drafter_config(), drafter_tensors(drafter_config()))
+    refused = CliRunner().invoke(convert, [str(folder), "--target", name, "--offline"])
+    assert "Qwen/Qwen3.8-27B" in str(refused.exception)
+
+
+def test_a_target_that_is_nothing_known_is_a_usage_error_with_a_hint(tmp_path):
+    folder = write_checkpoint(tmp_path / "drafter", drafter_config(), drafter_tensors(drafter_config()))
+    refused = CliRunner().invoke(convert, [str(folder), "--target", "qwen3.8-27"])
+    assert refused.exit_code == 2
+    assert "'qwen3.8-27' is no GGUF file, no folder, no Hub id (owner/name) and no published pair" in refused.output
+    assert "did you mean qwen3.8-27b" in refused.output

@@ -17,6 +17,7 @@ from dflash2.converter.checking.findings import Finding, problems
 from dflash2.converter.checking.forks import is_drafter, read_spelling
 from dflash2.converter.checking.inspection_json import inspection_dict
 from dflash2.converter.checking.inspection_rows import Row, rows_of
+from dflash2.converter.checking.registry import require_local
 from dflash2.errors import CheckpointError, GGUFError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
 
@@ -89,6 +90,7 @@ def inspect(path: Path | str) -> Inspection:
     if not str(path):
         raise GGUFError("the path is empty; give a GGUF file or the folder of a checkpoint.")
     path = Path(path)
+    require_local(path)
     if path.is_dir():
         return _inspect_folder(path)
     if path.is_file() and (path.suffix in _WEIGHTS or path.name == "config.json"):

@@ -18,6 +18,7 @@ from dflash2.converter.checking.drafter_checks import drafter_findings
 from dflash2.converter.checking.drafter_facts import DrafterFacts, drafter_facts
 from dflash2.converter.checking.findings import Fact, Finding, error, ok, problems, warning
 from dflash2.converter.checking.forks import is_drafter, read_spelling
+from dflash2.converter.checking.registry import require_local
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.targets.pair import Target, check_tokens, read_target
@@ -101,6 +102,8 @@ def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -
         GGUFError: one of them cannot be read, or is no drafter or no target.
     """
     drafter, target = Path(drafter), Path(target)
+    require_local(drafter)
+    require_local(target, target=True)
     facts = read_target(target)
     findings, side = _checkpoint_side(drafter, overrides) if drafter.is_dir() else _gguf_side(drafter)
     if side is not None:

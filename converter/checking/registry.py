@@ -12,9 +12,9 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from dflash2 import native
+from dflash2 import hub, native
 from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
-from dflash2.errors import NativeError
+from dflash2.errors import GGUFError, NativeError
 
 SCHEMA = "dflash2.list/1"
 _DATA = "registry.json"
@@ -90,6 +90,21 @@ def resolve(name: str) -> RegistryEntry | None:
         return None
     wanted = name.casefold()
     return next((entry for entry in registry() if wanted in _names(entry)), None)
+
+
+def require_local(path: Path, *, target: bool = False) -> None:
+    """Raise GGUFError if `path` is not there and spelled like a Hub id or the name of a pair: those are not fetched.
+
+    `target` says which of a pair's two models is wanted.
+    """
+    name = path.as_posix()
+    known = resolve(name)
+    if path.exists() or path.suffix == ".gguf" or not (known or hub.is_repo_id(name)):
+        return
+    give = f"run `dflash2-convert {name}{'' if known else ' --target TARGET'}` and give the GGUF file that it writes"
+    if target:
+        give = "give the target's GGUF file, or the folder with its config.json and tokenizer"
+    raise GGUFError(f"{name} is no file or folder here, and only local ones are read; {give}.")
 
 
 def close_names(name: str) -> tuple[str, ...]:

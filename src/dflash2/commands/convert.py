@@ -30,7 +30,7 @@ def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 @click.option(
     "--target",
     metavar="TARGET",
-    help="The model it drafts for: its GGUF, its folder, or its Hub id; needed unless DRAFTER is a published pair.",
+    help="The model it drafts for: its GGUF, folder, Hub id or pair's name; needed unless DRAFTER is a published pair.",
 )
 @click.option("-o", "--output", type=FILE, help="GGUF file to write. Default: dflash-NAME-TYPE.gguf in this folder.")
 @click.option("--revision", help="Branch, tag or commit of DRAFTER on the Hub.")
@@ -114,8 +114,8 @@ def convert(
     known = converter.resolve(drafter)
     name = known.drafter if known else drafter
     if known is None and not Path(drafter).exists() and not hub.is_repo_id(drafter):
-        raise click.UsageError(_unknown(drafter))
-    target = target or (known.target if known else None)
+        raise click.UsageError(_unknown(drafter, "no folder"))
+    target = _target(target) or (known.target if known else None)
     if target is None:
         raise click.UsageError(f"--target is needed: {drafter!r} is no published pair that names its target.")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -176,8 +176,18 @@ def _default_name(drafter: str, outtype: str) -> str:
     return f"dflash-{stem}-{outtype.upper()}.gguf"
 
 
-def _unknown(name: str) -> str:
-    """What to say of a DRAFTER that is nothing known."""
+def _target(name: str | None) -> str | None:
+    """The target that `name` stands for: that of a pair if it names one; a usage error if it is nothing known."""
+    if name is None or Path(name).exists() or hub.is_repo_id(name):
+        return name
+    known = converter.resolve(name)
+    if known is None:
+        raise click.UsageError(_unknown(name, "no GGUF file, no folder"))
+    return known.target
+
+
+def _unknown(name: str, paths: str) -> str:
+    """What to say of a DRAFTER or TARGET that is nothing known."""
     close = " or ".join(converter.close_names(name))
     hint = f"did you mean {close}?" if close else "`dflash2 list` shows the pairs."
-    return f"{name!r} is no folder, no Hub id (owner/name) and no published pair; {hint}"
+    return f"{name!r} is {paths}, no Hub id (owner/name) and no published pair; {hint}"
