@@ -10,7 +10,7 @@ import pytest
 
 from dflash2 import native
 from dflash2.errors import NativeError
-from dflash2.native import Context, ContextOptions, Model, Outputs, Placement
+from dflash2.native import Context, ContextOptions, Model, Outputs, Placement, loader
 
 OPTIONS = ContextOptions(n_ctx=256, n_batch=32, n_ubatch=16, n_threads=1, n_threads_batch=1)
 
@@ -145,13 +145,13 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path):
 
 def test_a_missing_symbol_is_named_with_the_version_that_has_it(monkeypatch):
     name = "llama_set_embeddings_nextn"
-    absent = native._SYMBOLS[name]._replace(itanium="absent", msvc="absent")
-    monkeypatch.setitem(native._SYMBOLS, name, absent)
-    native._function.cache_clear()
+    absent = loader.SYMBOLS[name]._replace(itanium="absent", msvc="absent")
+    monkeypatch.setitem(loader.SYMBOLS, name, absent)
+    loader.function.cache_clear()
     with pytest.raises(NativeError, match=f"{name}.*0\\.3\\.36"):
         native.require_symbols()
     monkeypatch.undo()
-    native._function.cache_clear()
+    loader.function.cache_clear()
     native.require_symbols()
 
 
