@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from factories import drafter_config, drafter_tensors, make_drafter, make_target, write_checkpoint
 
-from dflash2.converter import OUT_TYPES, convert
+from dflash2.converter import DIRECT_TYPES, convert
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
 pytest.importorskip("torch")
@@ -92,7 +92,7 @@ def assert_same_file(ours: GGUFInfo, theirs: GGUFInfo, only_ours: set[str], only
     assert {key: mine[key] for key in shared} == {key: other[key] for key in shared}
 
 
-@pytest.mark.parametrize("outtype", OUT_TYPES)
+@pytest.mark.parametrize("outtype", DIRECT_TYPES)
 def test_demo_drafter_converts_as_upstream_does(upstream, drafter_dir, target_path, tmp_path, outtype):
     convert(drafter_dir, target_path, tmp_path / "ours.gguf", outtype=outtype)
     theirs = upstream.convert(drafter_dir, target_path, tmp_path / "upstream.gguf", outtype)

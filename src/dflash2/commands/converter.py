@@ -10,7 +10,32 @@ from rich.table import Table
 
 from dflash2 import converter
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, OutType, Overrides
+from dflash2.converter import OUT_TYPES, Overrides
+
+
+class _Named(click.Choice[str]):
+    """Shows its names; what is none of them goes on to the library, which says why."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        """The name as it is."""
+        return value
+
+
+class _TensorType(click.ParamType):
+    """PATTERN=TYPE as a pair."""
+
+    name = "PATTERN=TYPE"
+
+    def convert(
+        self, value: str | tuple[str, str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """The pair; a usage error if there is no equals sign."""
+        if isinstance(value, tuple):
+            return value
+        pattern, _, type_name = value.rpartition("=")
+        if not pattern:
+            self.fail(f"{value!r} is not PATTERN=TYPE, as 'fc=q8_0'.", param, ctx)
+        return pattern, type_name
 
 
 @click.command(context_settings=HELP)
@@ -18,7 +43,18 @@ from dflash2.converter import OUT_TYPES, OutType, Overrides
 @click.option("--target", type=FILE, required=True, help="GGUF of the model the drafter belongs to: its tokenizer.")
 @click.option("-o", "--output", type=FILE, required=True, help="GGUF file to write.")
 @click.option(
-    "--outtype", type=click.Choice(OUT_TYPES), default="bf16", show_default=True, help="Type of the matrices."
+    "--outtype",
+    type=_Named(OUT_TYPES, case_sensitive=False),
+    default="bf16",
+    show_default=True,
+    help="Type of the matrices; all but f32, f16, bf16 and q8_0 go through llama.cpp's quantiser.",
+)
+@click.option(
+    "--tensor-type",
+    "tensor_types",
+    type=_TensorType(),
+    multiple=True,
+    help="Type of the matrices in whose GGUF name PATTERN is found, as 'fc=q8_0' or 'ffn_(up|gate)=q4_k'; repeatable.",
 )
 @click.option("--block-size", type=click.IntRange(2, 1024), help="Tokens per block, where the checkpoint names none.")
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="The drafter's mask token, likewise.")
@@ -31,7 +67,8 @@ def convert(
     drafter: Path,
     target: Path,
     output: Path,
-    outtype: OutType,
+    outtype: str,
+    tensor_types: tuple[tuple[str, str], ...],
     block_size: int | None,
     mask_token_id: int | None,
     sliding_window: str | None,
@@ -45,6 +82,7 @@ def convert(
             target,
             output,
             outtype=outtype,
+            tensor_types=tensor_types,
             overrides=Overrides(
                 block_size=block_size,
                 mask_token_id=mask_token_id,

@@ -6,6 +6,7 @@ What the call does, and what it asserts: `src/llama-quant.cpp` and `ggml/src/ggm
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -33,8 +34,8 @@ LARGEST_VALUE = 65504.0
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _BUFFER_BYTES = 128 << 20  # rows in memory at once; llama.cpp's default is 8 GiB
 _SLICE_BYTES = 32 << 20
+_STREAM_ERROR = "iostream"  # in the text of every std::ios_base::failure
 _LOG_ERROR = 4  # GGML_LOG_LEVEL_ERROR
-_INTEGER_KEY = 0  # LLAMA_KV_OVERRIDE_TYPE_INT
 _PROGRESS = re.compile(r"^\[ *(\d+)/ *(\d+)\]")
 # Unsigned integers of the same bits, sign removed, sort as the magnitudes do: infinities and NaN last.
 _MAGNITUDES = {"F32": (np.uint32, 0x7FFFFFFF), "F16": (np.uint16, 0x7FFF), "BF16": (np.uint16, 0x7FFF)}
@@ -46,7 +47,6 @@ def quantize_gguf(
     *,
     file_type: LlamaFileType,
     tensor_types: Sequence[tuple[str, GGMLQuantizationType]] = (),
-    recorded_type: LlamaFileType | None = None,
     threads: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -57,12 +57,11 @@ def quantize_gguf(
         output: written in place and incomplete until this returns: give a temporary name, rename afterwards.
         file_type: a quantised mixture, which says per tensor what type it gets.
         tensor_types: (tensor name, type) pairs that the mixture does not decide.
-        recorded_type: what `general.file_type` shall say instead of `file_type`.
         threads: 0 for all cores.
         progress: called with (tensors done, tensors in all).
 
-    Raises NativeError for what llama.cpp would abort over or refuses, GGUFError for a source that is no GGUF file;
-    what `progress` raises comes out when llama.cpp is done.
+    Raises NativeError for what llama.cpp would abort over or refuses, OSError if the output cannot be written,
+    GGUFError for a source that is no GGUF file. What `progress` raises, and Ctrl-C, come out when llama.cpp is done.
     """
     info = read_gguf_info(source)
     _check(info, output, tensor_types)
@@ -71,14 +70,14 @@ def quantize_gguf(
     params.nthread = min(threads, os.cpu_count() or 1) if threads > 0 else 0
     params.ftype = int(file_type)
     params.max_buf_size = _BUFFER_BYTES
-    # Kept alive by these names until the call is over.
-    overrides = _tensor_overrides(module, tensor_types)
-    keys = _file_type_override(module, file_type if recorded_type is None else recorded_type)
-    params.tt_overrides, params.kv_overrides = overrides, keys
+    overrides = _tensor_overrides(module, tensor_types)  # this name keeps it alive during the call
+    params.tt_overrides = overrides
     log = _Log(progress)
     with captured_log(log.receive):
         status = module.llama_model_quantize(os.fsencode(source), os.fsencode(output), ctypes.byref(params))
     if status != 0:
+        if _STREAM_ERROR in log.reason():
+            raise OSError(errno.EIO, f"{log.reason()}; is the disk full?")
         raise NativeError(f"llama.cpp ({library.path.name}) cannot quantise {source}: {log.reason()}.")
     _settle(output)
     if progress:
@@ -104,8 +103,9 @@ def _check(info: GGUFInfo, output: Path, tensor_types: Sequence[tuple[str, GGMLQ
                 f"{info.path}: rows of tensor {name!r} hold {tensor.shape[0]} values, {ggml_type.name} needs a"
                 f" multiple of {block}."
             )
+    unrounded = {name for name, ggml_type in tensor_types if ggml_type in (_Type.F32, _Type.BF16)}
     for tensor in info.tensors:
-        if len(tensor.shape) > 1:
+        if len(tensor.shape) > 1 and tensor.name.endswith("weight") and tensor.name not in unrounded:
             _check_values(info.path, tensor)
 
 
@@ -142,26 +142,14 @@ def _tensor_overrides(module: Any, tensor_types: Sequence[tuple[str, GGMLQuantiz
     return array
 
 
-def _file_type_override(module: Any, recorded: LlamaFileType) -> Any:
-    """Ends with an empty key."""
-    array = (module.llama_model_kv_override * 2)()
-    array[0].tag = _INTEGER_KEY
-    array[0].key = b"general.file_type"
-    array[0].value.val_i64 = int(recorded)
-    return array
-
-
 def _settle(output: Path) -> None:
-    """llama.cpp does not notice a full disk: bring the file to it, and see that it is whole."""
-    try:
-        with output.open("rb+") as file:
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise NativeError(f"Cannot write {output}: {error.strerror or error}.") from error
+    """llama.cpp does not notice every full disk: bring the file to it, and see that it is whole."""
+    with output.open("rb+") as file:
+        os.fsync(file.fileno())
     try:
         read_gguf_info(output)
     except GGUFError as error:
-        raise NativeError(f"{output} was not written completely; is the disk full?") from error
+        raise OSError(errno.EIO, "llama.cpp wrote it incompletely; is the disk full?") from error
 
 
 class _Log:
