@@ -41,7 +41,7 @@ def quantised(
     Two temporary files stand next to `beside`, and are gone afterwards. Raises OSError if they cannot be written,
     CheckpointError for values that no quantised type holds, NativeError if llama.cpp refuses.
     """
-    exact, result = (beside.with_name(f"{beside.name}.{part}") for part in ("exact", "quantised"))
+    exact, result = (beside.with_name(f"{beside.stem}.{part}.tmp") for part in ("exact", "quantised"))
     total = sum(tensor.n_bytes for tensor in types.tensors)
     keys = [entry for entry in metadata if not entry.key.startswith(_TOKENIZER)]
     # Where every matrix has its type already, the mixture is any quantised one.
