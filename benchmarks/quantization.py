@@ -3,18 +3,20 @@
 The demo drafter's rows (64, 288, 384, 864 values) do not hold K-quant blocks of 256, so its tensors are cut into
 rows of 256 values, quantised by llama.cpp, and read back into an F32 file of the old shapes: the weights carry the
 rounding that a drafter of published size gets, while the arithmetic stays F32. Every row of the table drafts after
-the same prompts as the unrounded drafter; the interval says what the choice of prompts alone would change.
+the same prompts as the unrounded drafter; the interval says what the choice of prompts alone would change. The rows
+"as converted" are the demo drafter's own files, with the types that its rows do hold, arithmetic included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -57,18 +59,18 @@ KEPT = {
     "attn_k, attn_v": ("attn_k", "attn_v"),
 }
 KEPT_IN = ("Q4_K_M", "Q2_K")
-WHOLE, EVERYTHING_ELSE = "whole file", "-"
+WHOLE, CONVERTED, NOTHING = "whole file", "as converted", "-"
 BLOCK = 256
 RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is rounded to `type`, what is `kept` at Q8_0, and how many bytes its matrices take."""
+    """What is rounded to `type`, and the tensors `kept` at Q8_0."""
 
     what: str
     type: str
-    kept: str = EVERYTHING_ELSE
+    kept: str = NOTHING
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def cases() -> Iterator[Case]:
         yield Case(WHOLE, name)
         if name in KEPT_IN:
             yield from (Case(WHOLE, name, kept) for kept in KEPT)
+    yield from (Case(CONVERTED, name) for name in FILE_TYPES)
 
 
 def measure(options: argparse.Namespace, folder: Path, console: Console) -> list[dict]:
@@ -121,13 +124,18 @@ def measure(options: argparse.Namespace, folder: Path, console: Console) -> list
     convert(pair.drafter, pair.target, base, outtype="f32")
     chosen = [case for case in cases() if options.only in f"{case.what} {case.type}"]
     rounding = Rounding(base, folder)
+    converted = folder / "converted.gguf"
     rows = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("unrounded", total=len(chosen) + 1)
         unrounded = draft(pair.target, base, pair.prompts[: options.prompts], options)
         for case in chosen:
             progress.update(task, advance=1, description=f"{case.what} {case.type}")
-            drafter, bits = rounding.apply(case)
+            if case.what == CONVERTED:
+                convert(pair.drafter, pair.target, converted, outtype=case.type)
+                drafter, bits = converted, bits_per_weight(read_gguf_info(converted))
+            else:
+                drafter, bits = rounding.apply(case)
             counts = draft(pair.target, drafter, pair.prompts[: options.prompts], options)
             rows.append(compared(case, bits, counts, unrounded))
     return rows
@@ -160,11 +168,12 @@ class Rounding:
         write_rows(self._rows, self._info, self._matrices)
 
     def apply(self, case: Case) -> tuple[Path, float]:
-        """The drafter of `case`, overwritten by the next call, and the bits per weight of all its matrices."""
+        """The drafter of `case`, overwritten by the next call, and the bits per weight of what is rounded."""
         if case.what == WHOLE:
             file_type = LlamaFileType[f"MOSTLY_{case.type}"]
             kept = [name for group in KEPT.get(case.kept, ()) for name in self._names(group)]
             types = [(name, GGMLQuantizationType.Q8_0) for name in kept]
+            group = {t.name for t in self._matrices}
         else:
             file_type = LlamaFileType.MOSTLY_Q8_0
             group = set(self._names(case.what))
@@ -179,11 +188,16 @@ class Rounding:
                 values = dequantize(read_bytes(stored, self._quantised), GGMLQuantizationType[stored.type_name])
                 file.seek(tensor.offset)
                 file.write(np.ascontiguousarray(values, np.float32).tobytes())
-        n_bytes = sum(quantised.tensor(t.name).n_bytes for t in self._matrices)
-        return self._output, 8 * n_bytes / sum(int(np.prod(t.shape)) for t in self._matrices)
+        return self._output, bits_per_weight(quantised, group)
 
     def _names(self, group: str) -> list[str]:
         return [t.name for t in self._matrices if any(fnmatchcase(t.name, pattern) for pattern in GROUPS[group])]
+
+
+def bits_per_weight(info: GGUFInfo, names: Collection[str] | None = None) -> float:
+    """Of the matrices called `names`, or of all."""
+    chosen = [t for t in info.tensors if is_matrix(t) and (names is None or t.name in names)]
+    return 8 * sum(t.n_bytes for t in chosen) / sum(math.prod(t.shape) for t in chosen)
 
 
 def is_matrix(tensor: TensorInfo) -> bool:

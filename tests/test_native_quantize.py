@@ -60,6 +60,14 @@ def test_parameters_are_laid_out_as_the_pinned_header_says(llama_cpp_source):
             assert ctypes.sizeof(kind) == (8 if "*" in declared else 4), name
 
 
+def test_other_parameters_than_the_known_ones_are_refused(source, tmp_path, monkeypatch):
+    """A library whose structure is laid out otherwise: what stands at the place of `ftype` is no Q8_0."""
+    shifted = llama_cpp.llama_model_quantize_params()
+    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_model_quantize_default_params", lambda: shifted)
+    with pytest.raises(NativeError, match=r"other parameters for quantising .* install llama-cpp-python 0\.3\.36\.$"):
+        quantize_gguf(source, tmp_path / "out.gguf", file_type=File.MOSTLY_Q4_0)
+
+
 def test_tensors_named_keep_their_own_type(source, tmp_path):
     fixed = [("fc.weight", Type.F16), ("blk.1.ffn_down.weight", Type.Q8_0)]
     quantize_gguf(source, tmp_path / "out.gguf", file_type=File.MOSTLY_Q4_K_S, tensor_types=fixed)

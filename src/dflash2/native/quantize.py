@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
+from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
 from dflash2.errors import GGUFError, NativeError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
 from dflash2.native.loader import llama
@@ -66,7 +67,7 @@ def quantize_gguf(
     info = read_gguf_info(source)
     _check(info, output, tensor_types)
     module, library = llama()
-    params = module.llama_model_quantize_default_params()
+    params = _parameters(module)
     params.nthread = min(threads, os.cpu_count() or 1) if threads > 0 else 0
     params.ftype = int(file_type)
     params.max_buf_size = _BUFFER_BYTES
@@ -82,6 +83,23 @@ def quantize_gguf(
     _settle(output)
     if progress:
         progress(len(info.tensors), len(info.tensors))
+
+
+def _parameters(module: Any) -> Any:
+    """The library's own defaults; raises NativeError unless they stand where llama_cpp's structure has them."""
+    params = module.llama_model_quantize_default_params()
+    expected = {"nthread": 0, "ftype": int(LlamaFileType.MOSTLY_Q8_0), "quantize_output_tensor": True, "pure": False}
+    pointers = ("imatrix", "kv_overrides", "tt_overrides", "prune_layers")
+    if (
+        any(getattr(params, name, None) != value for name, value in expected.items())
+        or any(getattr(params, name, True) for name in pointers)
+        or getattr(params, "max_buf_size", 0) < _BUFFER_BYTES
+    ):
+        raise NativeError(
+            "This llama.cpp takes other parameters for quantising than are known here; install llama-cpp-python"
+            f" {LLAMA_CPP_PYTHON_VERSION}."
+        )
+    return params
 
 
 def _check(info: GGUFInfo, output: Path, tensor_types: Sequence[tuple[str, GGMLQuantizationType]]) -> None:
