@@ -19,7 +19,7 @@ _Type = GGMLQuantizationType
 # (pattern, type name): the first pattern that fits a tensor's name decides.
 TensorTypes = Sequence[tuple[str, str]]
 
-_DIRECT = frozenset(_Type[name.upper()] for name in DIRECT_TYPES)
+_DIRECT = frozenset(map(parse_tensor_type, DIRECT_TYPES))
 _FLOATS = (_Type.F32, _Type.F16, _Type.BF16)
 # Types that a source brings and nobody may change: token ids.
 _KEPT = (_Type.I64,)
@@ -150,7 +150,9 @@ def _fits_nothing(pattern: str, tensors: Sequence[PlannedTensor], matrices: Iter
 
 def _does_not_hold(tensor: PlannedTensor, wanted: GGMLQuantizationType) -> OutputError:
     width, block = tensor.shape[-1], GGML_QUANT_SIZES[wanted][0]
-    fit = ", ".join(name for name in TENSOR_TYPES if width % GGML_QUANT_SIZES[_Type[name.upper()]][0] == 0)
+    fit = ", ".join(
+        name for name in TENSOR_TYPES if width % GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]][0] == 0
+    )
     return OutputError(
         f"Tensor {tensor.name!r} has rows of {width} values, which do not hold the blocks of {block} of {wanted.name};"
         f" choose one of {fit}."

@@ -13,29 +13,15 @@ from dflash2.commands.terminal import FILE, HELP, console, errors
 from dflash2.converter import OUT_TYPES, Overrides
 
 
-class _Named(click.Choice[str]):
-    """Shows its names; what is none of them goes on to the library, which says why."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
-        """The name as it is."""
-        return value
-
-
-class _TensorType(click.ParamType):
-    """PATTERN=TYPE as a pair."""
-
-    name = "PATTERN=TYPE"
-
-    def convert(
-        self, value: str | tuple[str, str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """The pair; a usage error if there is no equals sign."""
-        if isinstance(value, tuple):
-            return value
-        pattern, _, type_name = value.rpartition("=")
+def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """PATTERN=TYPE as pairs; a usage error if there is no equals sign."""
+    pairs = []
+    for text in given:
+        pattern, _, type_name = text.rpartition("=")
         if not pattern:
-            self.fail(f"{value!r} is not PATTERN=TYPE, as 'fc=q8_0'.", param, ctx)
-        return pattern, type_name
+            raise click.BadParameter(f"{text!r} is not PATTERN=TYPE, as 'fc=q8_0'.")
+        pairs.append((pattern, type_name))
+    return tuple(pairs)
 
 
 @click.command(context_settings=HELP)
@@ -44,7 +30,7 @@ class _TensorType(click.ParamType):
 @click.option("-o", "--output", type=FILE, required=True, help="GGUF file to write.")
 @click.option(
     "--outtype",
-    type=_Named(OUT_TYPES, case_sensitive=False),
+    metavar=f"[{'|'.join(OUT_TYPES)}]",
     default="bf16",
     show_default=True,
     help="Type of the matrices; all but f32, f16, bf16 and q8_0 go through llama.cpp's quantiser.",
@@ -52,7 +38,8 @@ class _TensorType(click.ParamType):
 @click.option(
     "--tensor-type",
     "tensor_types",
-    type=_TensorType(),
+    metavar="PATTERN=TYPE",
+    callback=_pairs,
     multiple=True,
     help="Type of the matrices in whose GGUF name PATTERN is found, as 'fc=q8_0' or 'ffn_(up|gate)=q4_k'; repeatable.",
 )
