@@ -50,15 +50,15 @@ GROUPS = {
 }
 GROUP_TYPES = ("Q8_0", "Q4_K", "IQ3_S", "Q2_K")
 FILE_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_S", "Q2_K")
-# Groups kept at Q8_0 in a file of fewer bits, to see what that brings back.
-KEPT = {
+# Groups that get more bits than the file's own mixture gives them, to see what that brings back.
+SPARED = {
+    "codebooks": ("selector codebooks",),
     "fc": ("fc",),
-    "selector": ("selector codebooks", "selector_hidden"),
-    "fc, selector": ("fc", "selector codebooks", "selector_hidden"),
-    "fc, selector, conv_proj": ("fc", "selector codebooks", "selector_hidden", "conv_proj"),
+    "selector, fc": ("selector codebooks", "selector_hidden", "fc"),
+    "selector, fc, conv_proj": ("selector codebooks", "selector_hidden", "fc", "conv_proj"),
     "attn_k, attn_v": ("attn_k", "attn_v"),
 }
-KEPT_IN = ("Q4_K_M", "Q2_K")
+SPARED_IN = {"Q4_K_M": ("Q8_0",), "Q2_K": ("Q4_K", "Q8_0")}
 WHOLE, CONVERTED, NOTHING = "whole file", "as converted", "-"
 BLOCK = 256
 RESAMPLES = 2000
@@ -66,11 +66,16 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """What is rounded to `type`, and the tensors `kept` at Q8_0."""
+    """What is rounded to `type`, but for the groups `spared`, which are rounded to `spared_type`."""
 
     what: str
     type: str
-    kept: str = NOTHING
+    spared: str = NOTHING
+    spared_type: str = "Q8_0"
+
+    @property
+    def but(self) -> str:
+        return NOTHING if self.spared == NOTHING else f"{self.spared}: {self.spared_type}"
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,7 @@ def cases() -> Iterator[Case]:
         yield from (Case(group, name) for name in GROUP_TYPES)
     for name in FILE_TYPES:
         yield Case(WHOLE, name)
-        if name in KEPT_IN:
-            yield from (Case(WHOLE, name, kept) for kept in KEPT)
+        yield from (Case(WHOLE, name, spared, kind) for kind in SPARED_IN.get(name, ()) for spared in SPARED)
     yield from (Case(CONVERTED, name) for name in FILE_TYPES)
 
 
@@ -122,7 +126,7 @@ def measure(options: argparse.Namespace, folder: Path, console: Console) -> list
     pair = demo_pair()
     base = folder / "f32.gguf"
     convert(pair.drafter, pair.target, base, outtype="f32")
-    chosen = [case for case in cases() if options.only in f"{case.what} {case.type}"]
+    chosen = [case for case in cases() if options.only in f"{case.what} {case.type} {case.but}"]
     rounding = Rounding(base, folder)
     converted = folder / "converted.gguf"
     rows = []
@@ -171,8 +175,8 @@ class Rounding:
         """The drafter of `case`, overwritten by the next call, and the bits per weight of what is rounded."""
         if case.what == WHOLE:
             file_type = LlamaFileType[f"MOSTLY_{case.type}"]
-            kept = [name for group in KEPT.get(case.kept, ()) for name in self._names(group)]
-            types = [(name, GGMLQuantizationType.Q8_0) for name in kept]
+            spared = [name for group in SPARED.get(case.spared, ()) for name in self._names(group)]
+            types = [(name, GGMLQuantizationType[case.spared_type]) for name in spared]
             group = {t.name for t in self._matrices}
         else:
             file_type = LlamaFileType.MOSTLY_Q8_0
@@ -230,7 +234,7 @@ def compared(case: Case, bits: float, counts: Counts, unrounded: Counts) -> dict
     return {
         "rounded": case.what,
         "type": case.type,
-        "kept_q8_0": case.kept,
+        "but": case.but,
         "bits_per_weight": round(bits, 2),
         "prompts": len(counts.cycles),
         "accepted_length": round(counts.accepted_length, 4),
@@ -251,13 +255,13 @@ def interval(counts: Counts, unrounded: Counts) -> tuple[float, float]:
 
 
 def table(rows: Sequence[dict]) -> Table:
-    result = Table("rounded", "to", "kept at Q8_0", "bits/weight", "L", "difference", "95% interval", "same output")
+    result = Table("rounded", "to", "but", "bits/weight", "L", "difference", "95% interval", "same output")
     for row in rows:
         low, high = row["interval"]
         result.add_row(
             row["rounded"],
             row["type"],
-            row["kept_q8_0"],
+            row["but"],
             f"{row['bits_per_weight']:.2f}",
             f"{row['accepted_length']:.3f}",
             f"{row['difference']:+.3f}",
