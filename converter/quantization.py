@@ -55,6 +55,7 @@ def quantised(
             tensor_types=types.fixed,
             progress=scaled(progress, _QUANTISING, total),
         )
+        exact.unlink()  # the larger of the two: the result needs the room
         yield _read_back(types, read_gguf_info(result))
     finally:
         exact.unlink(missing_ok=True)

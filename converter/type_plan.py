@@ -27,6 +27,10 @@ _KEPT = (_Type.I64,)
 _FALLBACK = _Type.F16
 # Largest magnitude that llama.cpp's quantiser takes: the scales of its blocks are F16.
 _LARGEST_QUANTISED = 65504.0
+_CODEBOOKS = ("selector_predecessor.weight", "selector_successor.weight")
+# Mixtures that would give short rows IQ4_NL, which CUDA looks up only in rows of a multiple of 256.
+_SHORT_ROWS_TO_IQ4_NL = (_Type.IQ3_S, _Type.IQ4_XS, _Type.IQ4_NL)
+_LONG_ROW = 256
 _LAYER = re.compile(r"^blk\.\d+\.")
 
 
@@ -66,7 +70,7 @@ def plan_types(tensors: Sequence[PlannedTensor], outtype: OutputType, tensor_typ
     said = _said(tensors, tensor_types)
     names = frozenset(said)
     if not outtype.direct:
-        fixed = said
+        fixed = {t.name: spared for t in tensors if (spared := _spared(t, outtype)) is not None} | said
     else:
         # Should llama.cpp be needed: its mixture has no say, every matrix is named.
         fixed = {tensor.name: _own_type(tensor, outtype) for tensor in tensors if _is_matrix(tensor)} | said
@@ -98,6 +102,20 @@ def _own_type(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationTyp
     if not _is_matrix(tensor):
         return _Type.F32
     return outtype.tensor_type if _holds(tensor, outtype.tensor_type) else _FALLBACK
+
+
+def _spared(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationType | None:
+    """The type of a codebook where llama.cpp's mixture, which does not know what it is, would do harm.
+
+    Two bits cost a tenth of a token per cycle (docs/quantization.md).
+    """
+    if tensor.name not in _CODEBOOKS:
+        return None
+    if outtype.tensor_type is _Type.Q2_K:
+        return next((spared for spared in (_Type.Q4_K, _Type.Q5_0) if _holds(tensor, spared)), None)
+    if outtype.tensor_type in _SHORT_ROWS_TO_IQ4_NL and tensor.shape[-1] % _LONG_ROW and _holds(tensor, _Type.Q8_0):
+        return _Type.Q8_0
+    return None
 
 
 def _exact(tensor: PlannedTensor, fixed: Mapping[str, GGMLQuantizationType]) -> EncodedTensor:

@@ -218,7 +218,9 @@ def test_a_type_that_the_rows_do_not_hold_is_refused_with_those_that_fit(tmp_pat
     [
         ("q4_k_s", 64, "Q5_0", "do not hold Q4_K's blocks of 256: Q5_0 for "),
         ("q6_k", 128, "Q8_0", "do not hold Q6_K's blocks of 256: Q8_0 for "),
-        ("iq3_s", 64, "IQ4_NL", "do not hold IQ3_S's blocks of 256: IQ4_NL for "),
+        ("iq3_s", 64, "Q8_0", "do not hold IQ3_S's blocks of 256: Q8_0 for "),
+        ("iq4_nl", 40, "F16", "do not hold IQ4_NL's blocks of 32: F16 for "),
+        ("q2_k", 64, "Q5_0", "do not hold Q2_K's blocks of 256: Q5_0 for "),
         ("q4_0", 40, "F16", "do not hold Q4_0's blocks of 32: F16 for "),
         ("q8_0", 40, "F16", "do not hold Q8_0's blocks of 32: F16 for "),
     ],
@@ -230,6 +232,21 @@ def test_what_codebooks_of_another_rank_became_is_said(tmp_path, target, outtype
     assert types["selector_predecessor.weight"] == types["selector_successor.weight"] == stored
     assert [says in note for note in done.notes] == [True]
     assert done.notes[0].endswith(f"{stored} for selector_predecessor.weight, selector_successor.weight.")
+
+
+@pytest.mark.parametrize(
+    ("outtype", "rank", "stored"),
+    [("q2_k", 256, "Q4_K"), ("q3_k_s", 256, "Q3_K"), ("iq4_nl", 64, "Q8_0"), ("iq4_nl", 256, "IQ4_NL")],
+)
+def test_codebooks_are_spared_where_the_mixture_would_do_harm(tmp_path, target, outtype, rank, stored):
+    """Two bits cost accepted tokens; CUDA looks up rows of IQ4_NL in multiples of 256 only."""
+    drafter = make_wide_drafter(tmp_path / "drafter", dflash_config={"selector_rank": rank})
+    convert(drafter, target, tmp_path / "out.gguf", outtype=outtype)
+    types = types_of(tmp_path / "out.gguf")
+    assert types["selector_predecessor.weight"] == types["selector_successor.weight"] == stored
+    convert(drafter, target, tmp_path / "out.gguf", outtype=outtype, tensor_types=[("selector_pre", "q4_0")])
+    types = types_of(tmp_path / "out.gguf")
+    assert (types["selector_predecessor.weight"], types["selector_successor.weight"]) == ("Q4_0", stored)
 
 
 def test_progress_rises_to_the_whole(tmp_path, drafter, target):
