@@ -266,8 +266,8 @@ class DFlashLlama(Llama):
         """Keep what the memories share with `tokens`; returns the rest, at least one token."""
         n = min(self.n_tokens, len(tokens) - 1)
         differs = np.flatnonzero(self.input_ids[: max(n, 0)] != np.asarray(tokens[: max(n, 0)], np.int32))
-        prefix = self._session.reusable(int(differs[0]) if len(differs) else max(n, 0))
-        if prefix > 0 and self._session.rewind(prefix):
+        prefix = self._session.reuse(int(differs[0]) if len(differs) else max(n, 0))
+        if prefix > 0:
             self.n_tokens = prefix
             self._requires_eval = True
             return tokens[prefix:]

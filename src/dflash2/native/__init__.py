@@ -4,7 +4,7 @@ A failed GGML_ASSERT kills the interpreter, so every wrapper here checks what ll
 NativeError instead.
 """
 
-from dflash2.native.batch import FloatArray, IntArray
+from dflash2.native.batch import Bytes, FloatArray, IntArray
 from dflash2.native.context import Context
 from dflash2.native.loader import (
     LIBRARY_VARIABLE,
@@ -21,6 +21,7 @@ from dflash2.native.quantize import quantize_gguf
 __all__ = [
     "LIBRARY_VARIABLE",
     "AttentionOptions",
+    "Bytes",
     "Context",
     "ContextOptions",
     "FloatArray",
