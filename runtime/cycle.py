@@ -37,7 +37,8 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
         rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
         clock.lap("draft")
 
-        session.block[1 : len(noise)] = select(rows, spec.top_k)
+        proposal = select(rows, spec.top_k, position + 1, request.chance)
+        session.block[1 : len(noise)] = proposal.tokens
         block = session.block[:width]
         clock.lap("select")
 
@@ -46,7 +47,7 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
         logits = verify(session.target, block, position)
         clock.lap("verify")
 
-        acceptance = Acceptance(block, logits, request)
+        acceptance = Acceptance(block, logits, request, proposal)
         try:
             for token in acceptance:
                 clock.lap("accept")

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from dflash2 import native  # first: it may choose the library that llama_cpp loads at import
-from dflash2.errors import ContextLimitError, Dflash2Error
+from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
 from dflash2.runtime.cycle import cycles
 from dflash2.runtime.pair import read_pair
+from dflash2.runtime.request import Request
+from dflash2.runtime.sampling import Sampling, Verify
 from dflash2.runtime.session import Session
 from dflash2.runtime.stats import CycleRecord, DraftStats
 
@@ -28,9 +30,6 @@ _REFUSED = {
 }
 
 
-_LAST_ROW = -1
-
-
 class DFlashState(LlamaState):
     """A `LlamaState` with the drafter's memory, which reaches to position `injected`."""
 
@@ -43,8 +42,8 @@ class DFlashState(LlamaState):
 class DFlashLlama(Llama):
     """`llama_cpp.Llama` that generates faster with a DFlash drafter, with unchanged output.
 
-    Every method of `Llama` works as documented there. Greedy requests (temperature 0) are verified by argmax; any
-    other request walks llama.cpp's own sampler once per token, so a seed gives the same text as without drafting.
+    Every method of `Llama` works as documented there. Greedy requests (temperature 0) are verified by argmax, others
+    as `verify` says.
     """
 
     n_tokens: int
@@ -57,6 +56,7 @@ class DFlashLlama(Llama):
         drafter_path: str | Path,
         *,
         depth: int | None = None,
+        verify: Verify = "coupled",
         auto_disable: bool = True,
         **llama_kwargs: Any,
     ) -> None:
@@ -67,6 +67,11 @@ class DFlashLlama(Llama):
             drafter_path: the drafter, converted for this target.
             depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1; by default as many as `n_batch`
                 allows.
+            verify: how a sampled request chooses and verifies tokens. Every way draws from the target's distribution
+                after the whole sampler chain. "coupled": target and drafts share noise made from the seed, so that
+                a seed gives the same text at every depth, 0 included. "rejection": speculative sampling; accepts a
+                little more where the chain hardly truncates, and a seed gives the same text at the same depth only.
+                "match": llama.cpp's own sampler, once per token; a seed gives the text of `llama_cpp.Llama`.
             auto_disable: switch drafting off, with a warning, when next to no draft token is accepted.
             llama_kwargs: keyword arguments of `llama_cpp.Llama`. One default differs: `flash_attn=True`. Without
                 flash attention llama.cpp's CPU backend computes several rows with another kernel than one row, so
@@ -78,6 +83,7 @@ class DFlashLlama(Llama):
             if llama_kwargs.get(name):
                 raise Dflash2Error(f"{name} cannot be combined with a drafter. {reason}")
         spec = read_pair(Path(model_path), Path(drafter_path))
+        self._sampling = Sampling(verify)
         native.require_symbols()
         self._n_rs_seq = spec.block_size - 1 if depth is None else max(depth, 0)
         llama_kwargs.setdefault("flash_attn", True)
@@ -142,6 +148,15 @@ class DFlashLlama(Llama):
         self._session.depth = depth
 
     @property
+    def verify(self) -> Verify:
+        """How sampled requests are verified; may be set between requests."""
+        return self._sampling.verify
+
+    @verify.setter
+    def verify(self, verify: Verify) -> None:
+        self._sampling.verify = verify
+
+    @property
     def stats(self) -> DraftStats:
         """What drafting did so far; a snapshot."""
         return self._session.recorder.snapshot()
@@ -188,13 +203,28 @@ class DFlashLlama(Llama):
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""
         state: dict[str, Any] = super().__getstate__()
-        own = {"drafter_path": self.drafter_path, "depth": self.depth, "auto_disable": self._session.auto_disable}
-        return {**state, **own}
+        return {
+            **state,
+            "drafter_path": self.drafter_path,
+            "depth": self.depth,
+            "verify": self.verify,
+            "auto_disable": self._session.auto_disable,
+        }
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
-        """As in `Llama`; counts from the last token kept, not from the last one verified."""
-        kwargs["idx"] = (self.n_tokens - 1 if idx is None else idx) - self._session.surplus
-        return int(super().sample(*args, **kwargs))
+        """As in `Llama`: llama.cpp's own sampler; counts from the last token kept, not from the last one verified.
+
+        Raises SamplingError if no token may be chosen, and NativeError if the row was not computed.
+        """
+        row = (self.n_tokens - 1 if idx is None else idx) - self.n_tokens - self._session.surplus
+        logits = self._session.target.logits()
+        if not -len(logits) <= row < 0:
+            raise NativeError(f"the logits after token {idx} were not computed; logits_all=True keeps those of prompts.")
+        sampler = self._sampler or self._init_sampler(*args, **kwargs)
+        chain = self._sampling.chain(sampler, self._n_vocab)
+        token = chain.sample(logits[row])
+        chain.accept(token)
+        return token
 
     def save_state(self) -> DFlashState:
         """Copy of both models' memories and the tokens in them."""
@@ -257,7 +287,8 @@ class DFlashLlama(Llama):
         )
         penalties = repeat_penalty != 1.0 or frequency_penalty != 0.0 or presence_penalty != 0.0
         greedy = temp == 0.0 and not penalties and not logits_processor and grammar is None
-        request = _Request(self, greedy)
+        rule = None if greedy else self._sampling.rule(self._sampler, self._n_vocab, self._seed, temp)
+        request = Request(self, rule)
         pending = self._reuse_prefix(list(tokens)) if reset else list(tokens)
         while pending:
             pending = yield from self._continue(pending, request, stopping_criteria)
@@ -275,7 +306,7 @@ class DFlashLlama(Llama):
         return tokens
 
     def _continue(
-        self, tokens: list[int], request: _Request, stopping_criteria: StoppingCriteriaList | None
+        self, tokens: list[int], request: Request, stopping_criteria: StoppingCriteriaList | None
     ) -> Generator[int, Sequence[int] | None, list[int]]:
         """Process `tokens` and generate; returns what to process next, nothing once a criterion stops."""
         self.eval(tokens)
@@ -296,39 +327,3 @@ class DFlashLlama(Llama):
                 token = following
         finally:
             drafted.close()
-
-
-class _Request:
-    """How one call of `generate` chooses tokens (`dflash2.runtime.accept.Request`)."""
-
-    def __init__(self, llama: DFlashLlama, greedy: bool) -> None:
-        self._llama = llama
-        self._row = _LAST_ROW
-        self.greedy = greedy
-
-    @property
-    def position(self) -> int:
-        return int(self._llama.n_tokens)
-
-    def advance(self, token: int, row: int) -> None:
-        llama = self._llama
-        self._row = row
-        llama.input_ids[llama.n_tokens] = token
-        if llama._logits_all:
-            llama.scores[llama.n_tokens] = self.logits()
-        llama.n_tokens += 1
-
-    def evaluated(self) -> None:
-        """The next choice follows the last token of a prompt."""
-        self._row = _LAST_ROW
-
-    def choose(self) -> int:
-        if self.greedy:
-            return int(self.logits().argmax())
-        sampler: Any = self._llama._sampler
-        return int(sampler.sample(self._llama._ctx, self._row))
-
-    def logits(self) -> native.FloatArray:
-        """The row that decides the next token, [vocabulary]."""
-        row: native.FloatArray = self._llama._session.target.logits()[self._row]
-        return row

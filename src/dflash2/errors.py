@@ -29,6 +29,10 @@ class NativeError(Dflash2Error):
     """The llama.cpp library is missing, lacks a symbol, or refused a call."""
 
 
+class SamplingError(Dflash2Error, RuntimeError):
+    """No token can be chosen: a grammar or a logits processor forbids all of them."""
+
+
 class BuildError(Dflash2Error):
     """Building llama.cpp from its pinned source failed."""
 
