@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
+from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -10,17 +12,22 @@ from typing import Any
 import numpy as np
 
 from dflash2 import native  # first: it may choose the library that llama_cpp loads at import
-from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
-from dflash2.runtime.cycle import cycles
+from dflash2.errors import ContextLimitError, Dflash2Error, NativeError, UnsupportedCallError
+from dflash2.runtime.detokenize import Detokenizer
+from dflash2.runtime.generation import generation
 from dflash2.runtime.pair import read_pair
+from dflash2.runtime.pretrained import HubFolders, download
 from dflash2.runtime.request import Request
 from dflash2.runtime.sampling import Sampling, Verify
+from dflash2.runtime.scores import KeptScores
 from dflash2.runtime.session import Session
+from dflash2.runtime.state import DFlashState, with_scores
 from dflash2.runtime.stats import CycleRecord, DraftStats
+from dflash2.runtime.turns import Turns
 
 native.library()
 
-from llama_cpp import Llama, LlamaState, LogitsProcessorList, StoppingCriteriaList  # noqa: E402
+from llama_cpp import Llama, LlamaState, LlamaTokenizer, LogitsProcessorList, StoppingCriteriaList  # noqa: E402
 from llama_cpp.llama_grammar import LlamaGrammar  # noqa: E402
 
 _REFUSED = {
@@ -30,20 +37,12 @@ _REFUSED = {
 }
 
 
-class DFlashState(LlamaState):
-    """A `LlamaState` with the drafter's memory, which reaches to position `injected`."""
-
-    def __init__(self, *, drafter_memory: bytes, injected: int, **target_state: Any) -> None:
-        super().__init__(**target_state)
-        self.drafter_memory = drafter_memory
-        self.injected = injected
-
-
 class DFlashLlama(Llama):
     """`llama_cpp.Llama` that generates faster with a DFlash drafter, with unchanged output.
 
-    Every method of `Llama` works as documented there. Greedy requests (temperature 0) are verified by argmax, others
-    as `verify` says.
+    Every method of `Llama` works as documented there, but `embed`. Greedy requests (temperature 0) are verified by
+    argmax, others as `verify` says. Threads may share an object: a call waits for the one that runs, and ends a stream
+    that someone has begun to read and not finished.
     """
 
     n_tokens: int
@@ -82,6 +81,8 @@ class DFlashLlama(Llama):
         for name, reason in _REFUSED.items():
             if llama_kwargs.get(name):
                 raise Dflash2Error(f"{name} cannot be combined with a drafter. {reason}")
+        self._turns = Turns()
+        self._drafted: Generator[int, None, None] | None = None
         spec = read_pair(Path(model_path), Path(drafter_path))
         self._sampling = Sampling(verify)
         native.require_symbols()
@@ -92,6 +93,16 @@ class DFlashLlama(Llama):
             self.input_ids = np.zeros(self._n_ctx, np.int32)
             if self._logits_all:
                 self.scores = np.zeros((self._n_ctx, self._n_vocab), np.float32)
+        if not self._logits_all:  # n_batch rows, and nothing is ever written into them
+            self.scores = np.zeros((1, self._n_vocab), np.float32)
+        if self.lora_path:
+            warnings.warn(
+                "a LoRA adapter changes the target, not the drafter: output is that of the adapted target, but fewer "
+                "draft tokens may be accepted; see `stats`.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._detokenizer = Detokenizer(self._piece, self.token_bos())
         self.drafter_path = str(drafter_path)
         self._session = Session(
             native.Context(self._ctx.ctx),
@@ -116,6 +127,42 @@ class DFlashLlama(Llama):
             auto_disable=auto_disable,
         )
         self._stack.callback(self._session.close)  # last in, first out: the drafter goes before the target
+        _clear_together(self._ctx, self._session)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str,
+        drafter_repo_id: str | None = None,
+        drafter_filename: str = "*.gguf",
+        *,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",  # noqa: ARG003 (huggingface_hub dropped it; Llama still has it)
+        cache_dir: str | PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> DFlashLlama:
+        """Download a target and its drafter (or give `drafter_path`) and load them.
+
+        Args:
+            repo_id: Hub id of the target, `org/name`.
+            filename: name or pattern of the target's GGUF in it; the first one of a split file.
+            drafter_repo_id: Hub id of the drafter, by default the target's.
+            drafter_filename: name or pattern of the drafter's GGUF in it.
+            additional_files: names or patterns of more files to download from the target's, such as the other parts.
+            local_dir: folder for plain copies; by default huggingface_hub's cache is used.
+            local_dir_use_symlinks: ignored.
+            cache_dir: another cache folder.
+            kwargs: arguments of the constructor.
+
+        Raises PretrainedError if a name matches no file or several, and what huggingface_hub and the constructor raise.
+        """
+        folders = HubFolders(local_dir, cache_dir)
+        drafter_path = kwargs.pop("drafter_path", None)
+        if drafter_path is None:
+            drafter_path = download(drafter_repo_id or repo_id, drafter_filename, (), folders)
+        return cls(download(repo_id, filename, additional_files or (), folders), drafter_path, **kwargs)
 
     @property
     def model_params(self) -> Any:
@@ -145,7 +192,9 @@ class DFlashLlama(Llama):
 
     @depth.setter
     def depth(self, depth: int) -> None:
-        self._session.depth = depth
+        with self._turns.hold(supersede=False):
+            self._break_off()
+            self._session.depth = depth
 
     @property
     def verify(self) -> Verify:
@@ -179,26 +228,71 @@ class DFlashLlama(Llama):
 
         Raises ContextLimitError if they do not fit, and NativeError.
         """
-        array = np.asarray(tokens, dtype=np.int32)
+        with self._turns.hold(supersede=True):
+            self._adopt()
+            self._eval(np.asarray(tokens, dtype=np.int32))
+
+    def _eval(self, tokens: native.IntArray) -> None:
         start = self.n_tokens
-        if start + len(array) > self._session.n_ctx:
-            raise ContextLimitError(
-                f"{start + len(array)} tokens do not fit the context of {self._session.n_ctx}; raise n_ctx."
-            )
+        stop = start + len(tokens)
+        if stop > self._session.n_ctx:
+            raise ContextLimitError(f"{stop} tokens do not fit the context of {self._session.n_ctx}; raise n_ctx.")
         begun = perf_counter()
-        for end in self._session.evaluate(array, start, all_logits=self._logits_all):
-            self.input_ids[self.n_tokens : end] = array[self.n_tokens - start : end - start]
-            if self._logits_all:
+        first = self.scores.first if isinstance(self.scores, KeptScores) else 0
+        several = self._logits_all and stop - max(first, start) > 1
+        for end in self._session.evaluate(tokens, start, all_logits=several):
+            self.input_ids[self.n_tokens : end] = tokens[self.n_tokens - start : end - start]
+            if several:
                 self.scores[self.n_tokens : end] = self._session.target.logits()
+            elif self._logits_all and end == stop:
+                self.scores[end - 1 : end] = self._session.target.logits()[-1:]
             self.n_tokens = end
             self._requires_eval = False
-        self._session.recorder.prompt_tokens += len(array)
+        self._session.recorder.prompt_tokens += len(tokens)
         self._session.recorder.prompt_seconds += perf_counter() - begun
+
+    def _adopt(self) -> None:
+        """Notice tokens or images that a chat handler evaluated in the target's context by itself."""
+        if self.n_tokens > self._session.length:
+            self._session.adopt(self.n_tokens)
+
+    def _break_off(self) -> None:
+        """Bring both memories to where the caller is, in the middle of a block; the generation alive goes on."""
+        if self._drafted is None:
+            return
+        try:
+            self._drafted.close()
+        except ValueError as error:  # it is running: we are called from a callback
+            raise Dflash2Error(
+                "this cannot be done within a callback of a generation; do it between tokens."
+            ) from error
+
+    def reset(self) -> None:
+        """Forget everything that was evaluated."""
+        with self._turns.hold(supersede=True):
+            super().reset()
+            self._session.reset()
+
+    def embed(self, *_: Any, **__: Any) -> Any:
+        """Not offered: raises UnsupportedCallError, as `Llama` without `embedding=True` raises RuntimeError."""
+        raise UnsupportedCallError(f"embeddings are not offered with a drafter. {_REFUSED['embedding']}")
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """As in `Llama`; a list that grows token by token is not detokenised anew each time."""
+        if special or type(self.tokenizer_) is not LlamaTokenizer:
+            return bytes(super().detokenize(tokens, prev_tokens=prev_tokens, special=special))
+        return self._detokenizer.text(tokens)
+
+    def _piece(self, token: int) -> bytes:
+        if not 0 <= token < self._n_vocab:
+            raise NativeError(f"token ids must lie in 0..{self._n_vocab - 1}, got {token}.")
+        return bytes(self._model.detokenize([token]))
 
     def close(self) -> None:
         """Free both models; harmless when construction failed."""
         if hasattr(self, "_stack"):
-            super().close()
+            with self._turns.hold(supersede=True):
+                super().close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""
@@ -216,31 +310,55 @@ class DFlashLlama(Llama):
 
         Raises SamplingError if no token may be chosen, and NativeError if the row was not computed.
         """
-        row = (self.n_tokens - 1 if idx is None else idx) - self.n_tokens - self._session.surplus
-        logits = self._session.target.logits()
-        if not -len(logits) <= row < 0:
-            raise NativeError(f"the logits after token {idx} were not computed; logits_all=True keeps those of prompts.")
-        sampler = self._sampler or self._init_sampler(*args, **kwargs)
-        chain = self._sampling.chain(sampler, self._n_vocab)
-        token = chain.sample(logits[row])
-        chain.accept(token)
-        return token
+        with self._turns.hold(supersede=False):
+            if not self._turns.inside():
+                self._break_off()
+                self._adopt()
+            row = (self.n_tokens - 1 if idx is None else idx) - self.n_tokens - self._session.surplus
+            logits = self._session.target.logits()
+            if not -len(logits) <= row < 0:
+                raise NativeError(f"the logits after token {idx} are not kept; logits_all=True keeps those of prompts.")
+            sampler = self._sampler or self._init_sampler(*args, **kwargs)
+            chain = self._sampling.chain(sampler, self._n_vocab)
+            token = chain.sample(logits[row])
+            chain.accept(token)
+            return token
 
     def save_state(self) -> DFlashState:
-        """Copy of both models' memories and the tokens in them."""
-        memory, injected = self._session.save()
-        return DFlashState(drafter_memory=memory, injected=injected, **vars(super().save_state()))
+        """Copy of both models' memories and the tokens in them; also while a generation is alive."""
+        with self._turns.hold(supersede=False):
+            self._break_off()
+            memory, injected = self._session.save()
+            return DFlashState(drafter_memory=memory, injected=injected, **vars(super().save_state()))
 
     def load_state(self, state: LlamaState) -> None:
         """Restore what `save_state` returned; with a plain `LlamaState` the next request evaluates its prompt again.
 
         Raises NativeError if the drafter's part does not fit.
         """
-        super().load_state(state)
-        if isinstance(state, DFlashState):
-            self._session.restore(state.drafter_memory, state.injected, self.n_tokens)
-        else:
-            self._session.forget(self.n_tokens)
+        with self._turns.hold(supersede=True):
+            super().load_state(state if self._logits_all else with_scores(state, 1))
+            if isinstance(state, DFlashState):
+                self._session.restore(state.drafter_memory, state.injected, self.n_tokens)
+            else:
+                self._session.forget(self.n_tokens)
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Generator[Any, Any, None]:
+        return self._turns.drive(self._completion(*args, **kwargs))
+
+    def _completion(self, *args: Any, **kwargs: Any) -> Generator[Any, Any, None]:
+        """`Llama`'s own completion; for logprobs without `logits_all` it keeps the rows that will be read."""
+        if kwargs.get("logprobs") is None or self._logits_all:
+            yield from super()._create_completion(*args, **kwargs)
+            return
+        kept = KeptScores(self._n_vocab, prompt=bool(kwargs.get("echo")))
+        plain, self.scores, self._logits_all = self.scores, kept, True
+        try:
+            if kwargs.get("echo"):
+                self.reset()  # the logits of a prompt taken from the cache are gone
+            yield from super()._create_completion(*args, **kwargs)
+        finally:
+            self.scores, self._logits_all = plain, False
 
     def generate(
         self,
@@ -268,7 +386,10 @@ class DFlashLlama(Llama):
         Tokens sent into the generator are processed behind the one just yielded. Raises ContextLimitError when
         the context is full, and NativeError.
         """
-        self._sampler = self._init_sampler(
+        steps = self._generate(
+            tokens,
+            reset,
+            stopping_criteria,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
@@ -285,45 +406,28 @@ class DFlashLlama(Llama):
             logits_processor=logits_processor,
             grammar=grammar,
         )
-        penalties = repeat_penalty != 1.0 or frequency_penalty != 0.0 or presence_penalty != 0.0
-        greedy = temp == 0.0 and not penalties and not logits_processor and grammar is None
-        rule = None if greedy else self._sampling.rule(self._sampler, self._n_vocab, self._seed, temp)
-        request = Request(self, rule)
-        pending = self._reuse_prefix(list(tokens)) if reset else list(tokens)
-        while pending:
-            pending = yield from self._continue(pending, request, stopping_criteria)
+        return steps if self._turns.inside() else self._turns.drive(steps)
 
-    def _reuse_prefix(self, tokens: list[int]) -> list[int]:
-        """Keep what the memories share with `tokens`; returns the rest, at least one token."""
-        n = min(self.n_tokens, len(tokens) - 1)
-        differs = np.flatnonzero(self.input_ids[: max(n, 0)] != np.asarray(tokens[: max(n, 0)], np.int32))
-        prefix = self._session.reuse(int(differs[0]) if len(differs) else max(n, 0))
-        if prefix > 0:
-            self.n_tokens = prefix
-            self._requires_eval = True
-            return tokens[prefix:]
-        self.reset()
-        return tokens
+    def _generate(
+        self, tokens: Sequence[int], reset: bool, criteria: StoppingCriteriaList | None, **sampling: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
+        self._sampler = self._init_sampler(**sampling)
+        neutral = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+        penalties = any(sampling[name] != value for name, value in neutral.items())
+        greedy = sampling["temp"] == 0.0 and not penalties
+        greedy = greedy and not sampling["logits_processor"] and sampling["grammar"] is None
+        rule = None if greedy else self._sampling.rule(self._sampler, self._n_vocab, self._seed, sampling["temp"])
+        if isinstance(self.scores, KeptScores):
+            self.scores.begin(len(tokens))
+        yield from generation(self, tokens, Request(self, rule), reset=reset, criteria=criteria)
 
-    def _continue(
-        self, tokens: list[int], request: Request, stopping_criteria: StoppingCriteriaList | None
-    ) -> Generator[int, Sequence[int] | None, list[int]]:
-        """Process `tokens` and generate; returns what to process next, nothing once a criterion stops."""
-        self.eval(tokens)
-        request.evaluated()
-        token = request.choose()
-        drafted = cycles(self._session, token, request)
-        try:
-            while True:
-                if stopping_criteria is not None and stopping_criteria(self._input_ids, request.logits()):
-                    return []
-                self._session.recorder.emitted += 1
-                sent = yield token
-                if sent is not None:
-                    return [token, *sent]
-                following = next(drafted, None)
-                if following is None:  # drafting is off
-                    return [token]
-                token = following
-        finally:
-            drafted.close()
+
+def _clear_together(context: Any, session: Session) -> None:
+    """Chat handlers for images clear the target's memory through `Llama`'s context: the session hears of it."""
+    clear = context.kv_cache_clear
+
+    def clear_both() -> None:
+        clear()
+        session.forget()
+
+    context.kv_cache_clear = clear_both

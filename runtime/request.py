@@ -45,9 +45,9 @@ class Request:
             host.scores[host.n_tokens] = self.logits()
         host.n_tokens += 1
 
-    def evaluated(self) -> None:
-        """The next choice follows the last token of a prompt."""
-        self._row = _LAST_ROW
+    def evaluated(self, surplus: int = 0) -> None:
+        """The next choice follows the last token of a prompt; `surplus` rejected rows stand behind its row."""
+        self._row = _LAST_ROW - surplus
 
     def choose(self, draft: Draft | None = None) -> int:
         if self._rule is None:

@@ -257,6 +257,20 @@ class Session:
         self.checkpoints.drop_beyond(0)
         self.drafter.clear()
 
+    def reset(self) -> None:
+        """Empty both memories."""
+        if self.length and not self.target.truncate(0):
+            self.target.clear()
+        self.forget()
+
+    def adopt(self, length: int) -> None:
+        """Note that someone else went on in the target, to `length` positions; the drafter starts anew behind them."""
+        self.target.adopt()
+        self._clear_drafter()
+        self.length = self.injected = length
+        self._pending = (0, 0, 0)
+        self._surplus = 0
+
     def save(self) -> tuple[bytes, int]:
         """The drafter's memory and how far it reaches."""
         self.settle()

@@ -39,3 +39,15 @@ class BuildError(Dflash2Error):
 
 class ContextLimitError(Dflash2Error, RuntimeError):
     """A token does not fit into the context any more; a RuntimeError too, as llama_cpp raises there."""
+
+
+class EmptyPromptError(Dflash2Error, AssertionError):
+    """There is no token to continue; an AssertionError too, as llama_cpp raises there."""
+
+
+class UnsupportedCallError(Dflash2Error, RuntimeError):
+    """A method of `Llama` that an object with a drafter does not offer; a RuntimeError too, as llama_cpp raises there."""
+
+
+class PretrainedError(Dflash2Error, ValueError):
+    """`from_pretrained` found no file of that name, or several; a ValueError too, as llama_cpp raises there."""

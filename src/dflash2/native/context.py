@@ -143,6 +143,19 @@ class Context:
         self._last = (start, start + n)
         self._tapped_rows = n if self._taps else 0
 
+    def adopt(self) -> None:
+        """Take over a batch that someone else decoded in this context: its logits, if it computed any."""
+        module, _ = llama()
+        if self._pointer is None:
+            _closed()
+        self._rows = self._tapped_rows = self._outputs = 0
+        first, last = module.llama_get_logits(self._pointer), module.llama_get_logits_ith(self._pointer, -1)
+        if first and last:
+            distance = ctypes.addressof(last.contents) - ctypes.addressof(first.contents)
+            self._outputs = distance // (ctypes.sizeof(ctypes.c_float) * self.n_vocab) + 1
+        end = self._position(module.llama_memory_seq_pos_max) + 1
+        self._last = (end, end)
+
     def logits(self) -> FloatArray:
         """View [rows marked as outputs, n_vocab] of the last decode, in batch order."""
         if self._outputs == 0:
