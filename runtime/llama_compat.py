@@ -293,6 +293,7 @@ class DFlashLlama(Llama):
         if hasattr(self, "_stack"):
             with self._turns.hold(supersede=True):
                 super().close()
+                self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""
@@ -420,6 +421,15 @@ class DFlashLlama(Llama):
         if isinstance(self.scores, KeptScores):
             self.scores.begin(len(tokens))
         yield from generation(self, tokens, Request(self, rule), reset=reset, criteria=criteria)
+
+
+class _Closed:
+    """In the place of what was freed: `Llama` would hand its null pointers to llama.cpp."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NativeError("this model is closed; make a new object.")
 
 
 def _clear_together(context: Any, session: Session) -> None:

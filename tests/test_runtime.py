@@ -383,7 +383,19 @@ def test_a_closed_object_raises(fresh, tokens_of):
     next(generator)
     llama.close()
     llama.close()
-    for attempt in (lambda: next(generator), lambda: take(llama, tokens_of[0], 1), lambda: setattr(llama, "depth", 3)):
+    assert list(generator) == []
+    for attempt in (
+        lambda: take(llama, tokens_of[0], 1),
+        lambda: setattr(llama, "depth", 3),
+        lambda: llama("x"),
+        lambda: llama.tokenize(b"x"),
+        lambda: llama.eval([5]),
+        lambda: llama.sample(),
+        llama.reset,
+        llama.save_state,
+        llama.token_eos,
+        llama.n_ctx,
+    ):
         with pytest.raises(NativeError, match="closed"):
             attempt()
 
