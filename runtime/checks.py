@@ -74,7 +74,7 @@ def check_drafter(info: GGUFInfo, n_vocab: int, top_k: int) -> None:
     layers = info.integer(info.own("block_count"))
     if isinstance(pattern, tuple) and len(pattern) != layers:
         raise TargetMismatchError(
-            f"{info.path}: sliding_window_pattern is for {len(pattern)} layers, the drafter has {layers}; convert again."
+            f"{info.path}: sliding_window_pattern is for {len(pattern)} layers, there are {layers}; convert again."
         )
     if "d2t" in info.tensor_names:
         _check_reduced_vocabulary(info, n_vocab, top_k)

@@ -172,8 +172,11 @@ class Session:
             yield end
 
     def _begin_injection(self, start: int, end: int) -> int:
-        """First position worth injecting of start..end; only the last window of a windowed drafter is ever read."""
-        begin = start if self.spec.window is None else max(start, end - self.spec.window)
+        """First position worth injecting of start..end; only the last window of a windowed drafter is ever read.
+
+        The last one of the checkpoint near a prompt's end, that is, which lies a few tokens before.
+        """
+        begin = start if self.spec.window is None else max(start, end - _TAIL - self.spec.window)
         if begin != self.injected:  # positions must follow each other unless the memory is empty
             self._clear_drafter()
             self.injected = begin

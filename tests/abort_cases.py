@@ -1,31 +1,32 @@
 """Everything in llama.cpp that a user of `DFlashLlama` could run into and that would kill the interpreter, as a table.
 
-Each case is a pair, perhaps damaged, and what is done with it; each must end with one of our errors, those of `HARMLESS`
-with none at all.
+Each case is a pair, perhaps damaged, and what is done with it; each must end with one of our errors, those of
+`HARMLESS` with none at all.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as T
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """One way to break a pair."""
 
     error: str
     """Class of the error, a name in `dflash2.errors`."""
     says: str
     """Part of its message."""
-    target: dict = {}
+    target: dict = field(default_factory=dict)
     """Changes of the target's file: keyword arguments of `edit_gguf`, or a name of `KINDS`."""
-    drafter: dict = {}
+    drafter: dict = field(default_factory=dict)
     """Changes of the drafter's file; {"bytes": n} cuts it short."""
-    options: dict = {}
+    options: dict = field(default_factory=dict)
     """Keyword arguments of `DFlashLlama`."""
     call: str = ""
     """What is done with the object `llm` when it could be made."""
-    environment: dict = {}
+    environment: dict = field(default_factory=dict)
     """Environment variables of a process of its own; values are folders that the test makes."""
     before: str = ""
     """What is done in a process of its own before our package is imported."""

@@ -1,7 +1,7 @@
 """Opens pairs, each in a fork of this process: `python abort_runner.py JOBS.json RESULTS.json`.
 
-A job is {target, drafter, options, call, before}; its result is the exit status (negative: the signal that ended it) and the
-error as "Class: message". Forks save the import of llama_cpp per job.
+A job is {target, drafter, options, call, before}; its result is the exit status (negative: the signal that ended it)
+and the error as "Class: message". Forks save the import of llama_cpp per job.
 """
 
 import json

@@ -336,9 +336,9 @@ def copying_drafter(folder: Path, target: Path, **config: object) -> Path:
     """
     settings = _config(**config)
     tensors = {name: np.zeros_like(values) for name, values in drafter_tensors(settings).items()}
-    for name in tensors:
+    for name, values in tensors.items():
         if name.endswith("norm.weight"):
-            tensors[name][:] = 1
+            values[:] = 1
     row = values_of(target, "token_embd.weight")[MASK_TOKEN]
     row = row / np.sqrt(np.mean(row**2))
     prefix = "candidate_selector."
