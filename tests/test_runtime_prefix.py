@@ -1,4 +1,4 @@
-"""A request whose history diverges begins at the nearest checkpoint, with both memories as if nothing had been there."""
+"""A request whose history diverges begins at the nearest checkpoint, with both memories as if nothing else had been."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from dflash2.runtime.checkpoints import Checkpoint, CheckpointLimits, Checkpoint
 
 EXACT = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 STEP = 100
-# So few because gemma4's logits depend on how a prompt is cut into batches (plain Llama's too, by up to 0.02 here).
 N_TOKENS = 12
 rng = np.random.default_rng(5)
 FIRST = rng.integers(40, 240, 300).tolist()  # the prompt of the first turn
@@ -22,6 +21,8 @@ FORGETFUL = {
     "lfm2": {},
     "nemotron_h": {},
     "qwen3next": {},
+    # Its logits depend on how a prompt is cut into batches (plain Llama's too, by up to 0.02 here), so it is compared
+    # over few tokens or not at all.
     "gemma4": {"swa_full": False},
     "gpt-oss": {"swa_full": False},
 }
@@ -81,7 +82,7 @@ def test_a_history_without_the_answer_begins_near_the_end_of_the_first_prompt(pa
     llama.close()
 
 
-@pytest.mark.parametrize("kind", FORGETFUL)
+@pytest.mark.parametrize("kind", [kind for kind in FORGETFUL if kind != "gemma4"])
 def test_an_edit_begins_at_the_last_checkpoint_before_it(pair, kind):
     llama = open_pair(pair, kind)
     take(llama, FIRST, 20)
