@@ -75,7 +75,7 @@ class Session:
         self.checkpoints = Checkpoints(checkpoints or CheckpointLimits())
         # Whether the target's memory forgets what an earlier position needs.
         self._target_forgets = target.snapshots is not None or (target.window > 0 and not swa_full)
-        rows = max(spec.block_size, min(_MOST_ROWS, _LOGITS_BYTES // (4 * target.n_vocab)))
+        rows = drafter_rows(spec.block_size, target.n_vocab)
         self.features = np.empty((rows, spec.feature_width), np.float32)
         self._model = Model(drafter_path, placement)
         try:
@@ -322,6 +322,11 @@ class Session:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def drafter_rows(block_size: int, n_vocab: int) -> int:
+    """Rows per batch of the drafter: its block at least, and so few that their logits take little memory."""
+    return max(block_size, min(_MOST_ROWS, _LOGITS_BYTES // (4 * n_vocab)))
 
 
 def _batches(start: int, stop: int, most: int, marks: tuple[int, ...]) -> Iterator[tuple[int, int]]:
