@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dflash2.errors import Dflash2Error
 from dflash2.native import Bytes
@@ -76,7 +77,7 @@ class Checkpoints:
     def _most_crowded(self) -> int:
         """Index of the one nearest to its predecessor (the first one's is 0), the newest spared."""
         lengths = [0, *(checkpoint.length for checkpoint in self._kept)]
-        gaps = [after - before for before, after in zip(lengths, lengths[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(lengths)]
         return min(range(max(1, len(gaps) - 1)), key=gaps.__getitem__)
 
     def nearest(self, length: int) -> Checkpoint | None:

@@ -13,9 +13,11 @@ import numpy as np
 
 from dflash2 import native  # first: it may choose the library that llama_cpp loads at import
 from dflash2.errors import ContextLimitError, Dflash2Error, NativeError, UnsupportedCallError
+from dflash2.runtime.checkpoints import CheckpointLimits
+from dflash2.runtime.checks import check_devices, check_options, check_ubatch
 from dflash2.runtime.detokenize import Detokenizer
 from dflash2.runtime.generation import generation
-from dflash2.runtime.pair import read_pair
+from dflash2.runtime.pair import DrafterSpec, read_pair
 from dflash2.runtime.pretrained import HubFolders, download
 from dflash2.runtime.request import Request
 from dflash2.runtime.sampling import Sampling, Verify
@@ -35,6 +37,9 @@ _REFUSED = {
     "embedding": "DFlashLlama generates text; use llama_cpp.Llama(embedding=True) for embeddings.",
     "vocab_only": "DFlashLlama needs the weights; use llama_cpp.Llama(vocab_only=True).",
 }
+
+
+_N_BATCH = 512  # Llama's default of n_batch, n_ubatch and n_ctx
 
 
 class DFlashLlama(Llama):
@@ -57,6 +62,12 @@ class DFlashLlama(Llama):
         depth: int | None = None,
         verify: Verify = "coupled",
         auto_disable: bool = True,
+        n_gpu_layers_draft: int | None = None,
+        device_draft: Sequence[str] | None = None,
+        type_k_draft: int | None = None,
+        type_v_draft: int | None = None,
+        ctx_checkpoints: int = 8,
+        checkpoint_min_step: int = 2048,
         **llama_kwargs: Any,
     ) -> None:
         """Load a target and its drafter, both GGUF.
@@ -72,6 +83,12 @@ class DFlashLlama(Llama):
                 little more where the chain hardly truncates, and a seed gives the same text at the same depth only.
                 "match": llama.cpp's own sampler, once per token; a seed gives the text of `llama_cpp.Llama`.
             auto_disable: switch drafting off, with a warning, when next to no draft token is accepted.
+            n_gpu_layers_draft: the drafter's layers on devices, as `n_gpu_layers`; by default as many as the target's.
+            device_draft: names of the devices for them (CUDA0, RPC0[...]), () for the CPU; by default all there are.
+            type_k_draft, type_v_draft: types of the drafter's KV cache, as `type_k`; by default the target's.
+            ctx_checkpoints: how many states of the two memories to keep for requests whose history diverges, where
+                the memories cannot step back by themselves (recurrent and sliding layers); 0 for none.
+            checkpoint_min_step: tokens between two of them.
             llama_kwargs: keyword arguments of `llama_cpp.Llama`. One default differs: `flash_attn=True`. Without
                 flash attention llama.cpp's CPU backend computes several rows with another kernel than one row, so
                 near-ties between tokens may fall differently with drafting than without.
@@ -86,9 +103,20 @@ class DFlashLlama(Llama):
         spec = read_pair(Path(model_path), Path(drafter_path))
         self._sampling = Sampling(verify)
         native.require_symbols()
-        self._n_rs_seq = spec.block_size - 1 if depth is None else max(depth, 0)
+        own = {"type_k_draft": type_k_draft, "type_v_draft": type_v_draft}
+        check_options({**llama_kwargs, **own}, shares_head=spec.shares_head)
+        if device_draft is not None:
+            on_devices = llama_kwargs.get("n_gpu_layers", 0) != 0
+            check_devices(tuple(device_draft), native.gpu_names() if on_devices else (), shares_head=spec.shares_head)
+        if depth is None:
+            depth = self._default_depth(spec, llama_kwargs)
+        check_ubatch(llama_kwargs, depth, snapshots=spec.target_keeps_snapshots)
+        self._n_rs_seq = max(depth, 0) if spec.target_keeps_snapshots else 0
         llama_kwargs.setdefault("flash_attn", True)
-        super().__init__(model_path=str(model_path), **llama_kwargs)
+        try:
+            super().__init__(model_path=str(model_path), **llama_kwargs)
+        except (ValueError, RuntimeError) as error:
+            raise NativeError(f"llama.cpp cannot load {model_path}: {error} (verbose=True shows its log).") from error
         if len(self.input_ids) < self._n_ctx:  # llama.cpp rounds the context up; one figure is the limit everywhere
             self.input_ids = np.zeros(self._n_ctx, np.int32)
             if self._logits_all:
@@ -104,27 +132,38 @@ class DFlashLlama(Llama):
             )
         self._detokenizer = Detokenizer(self._piece, self.token_bos())
         self.drafter_path = str(drafter_path)
+        self._drafter_options = {
+            "n_gpu_layers_draft": n_gpu_layers_draft,
+            "device_draft": device_draft,
+            "type_k_draft": type_k_draft,
+            "type_v_draft": type_v_draft,
+            "ctx_checkpoints": ctx_checkpoints,
+            "checkpoint_min_step": checkpoint_min_step,
+        }
         self._session = Session(
             native.Context(self._ctx.ctx),
             Path(drafter_path),
             spec,
             placement=native.Placement(
-                n_gpu_layers=self.model_params.n_gpu_layers,
+                n_gpu_layers=self.model_params.n_gpu_layers if n_gpu_layers_draft is None else n_gpu_layers_draft,
                 split_mode=self.model_params.split_mode,
                 main_gpu=self.model_params.main_gpu,
                 tensor_split=tuple(self.tensor_split) if self.tensor_split else None,
                 load_mode=self.model_params.load_mode,
+                devices=None if device_draft is None else tuple(device_draft),
             ),
-            # The target's, so that F32 caches without flash attention (exact) can be had for both.
+            # By default the target's, so that F32 caches without flash attention (exact) can be had for both.
             attention=native.AttentionOptions(
                 flash_attn_type=self.context_params.flash_attn_type,
-                type_k=self.context_params.type_k,
-                type_v=self.context_params.type_v,
+                type_k=self.context_params.type_k if type_k_draft is None else type_k_draft,
+                type_v=self.context_params.type_v if type_v_draft is None else type_v_draft,
             ),
             threads=(self.n_threads, self.n_threads_batch),
-            depth=min(spec.block_size, self.n_batch) - 1 if depth is None else depth,
+            depth=depth,
             n_ctx=self._n_ctx,
             auto_disable=auto_disable,
+            swa_full=self.context_params.swa_full,
+            checkpoints=CheckpointLimits(ctx_checkpoints, checkpoint_min_step),
         )
         self._stack.callback(self._session.close)  # last in, first out: the drafter goes before the target
         _clear_together(self._ctx, self._session)
@@ -164,6 +203,16 @@ class DFlashLlama(Llama):
             drafter_path = download(drafter_repo_id or repo_id, drafter_filename, (), folders)
         return cls(download(repo_id, filename, additional_files or (), folders), drafter_path, **kwargs)
 
+    @staticmethod
+    def _default_depth(spec: DrafterSpec, llama_kwargs: dict[str, Any]) -> int:
+        """As many drafts as the block has and the batch allows; llama.cpp wants all rows of a step back in one."""
+        n_batch = llama_kwargs.get("n_batch", _N_BATCH)
+        n_ctx = llama_kwargs.get("n_ctx", _N_BATCH) or n_batch  # 0 is the model's own
+        most = min(spec.block_size, n_batch, n_ctx) - 1
+        if not spec.target_keeps_snapshots:
+            return most
+        return max(0, min(most, min(n_batch, llama_kwargs.get("n_ubatch", _N_BATCH)) - 2))
+
     @property
     def model_params(self) -> Any:
         """Parameters of the target's model, completed while `Llama.__init__` makes them."""
@@ -181,7 +230,7 @@ class DFlashLlama(Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        # Llama takes no such argument: snapshots for stepping back a recurrent state, ignored by other targets.
+        # Llama takes no such argument: snapshots for stepping back a recurrent state.
         params.n_rs_seq = self._n_rs_seq
         self._context_params = params
 
@@ -298,13 +347,14 @@ class DFlashLlama(Llama):
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""
         state: dict[str, Any] = super().__getstate__()
-        return {
-            **state,
+        own = {
             "drafter_path": self.drafter_path,
             "depth": self.depth,
             "verify": self.verify,
             "auto_disable": self._session.auto_disable,
+            **self._drafter_options,
         }
+        return {**state, **own}
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """As in `Llama`: llama.cpp's own sampler; counts from the last token kept, not from the last one verified.

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.constants import DRAFTER_ARCHITECTURE, FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
+from dflash2.constants import (
+    DRAFTER_ARCHITECTURE,
+    FINAL_TAP_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
+    TAPPABLE_ARCHITECTURES,
+)
 from dflash2.errors import TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
+from dflash2.runtime.checks import check_drafter, check_header
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,9 @@ class DrafterSpec:
         window: positions an attention layer looks back, when every layer is windowed; None otherwise.
         causal: whether a row of the block sees only earlier rows.
         hidden_size: width of a layer input, the same for target and drafter.
+        shares_head: whether embeddings or head are the target's.
+        target_layers: layers of the target, its own multi-token-prediction layers left out.
+        target_keeps_snapshots: whether the target has a recurrent state that steps back by snapshots.
     """
 
     block_size: int
@@ -31,6 +40,9 @@ class DrafterSpec:
     window: int | None
     causal: bool
     hidden_size: int
+    shares_head: bool
+    target_layers: int
+    target_keeps_snapshots: bool
 
     @property
     def feature_width(self) -> int:
@@ -42,7 +54,9 @@ def read_pair(target: Path, drafter: Path) -> DrafterSpec:
     """Read both headers and check the pair; raises GGUFError or TargetMismatchError."""
     target_info, drafter_info = read_gguf_info(target), read_gguf_info(drafter)
     _check_architectures(target_info, drafter_info)
-    spec = _read_drafter(drafter_info)
+    check_header(target_info)
+    check_header(drafter_info)
+    spec = _read_drafter(drafter_info, target_info)
     _check_sizes(target_info, drafter_info, spec)
     return spec
 
@@ -62,7 +76,7 @@ def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
         )
 
 
-def _read_drafter(info: GGUFInfo) -> DrafterSpec:
+def _read_drafter(info: GGUFInfo, target: GGUFInfo) -> DrafterSpec:
     top_k = info.integer(info.own("selector_top_k")) or 0
     if (top_k > 0) != ("selector_hidden.weight" in info.tensor_names):
         raise TargetMismatchError(f"{info.path} holds half a selector; convert the checkpoint again.")
@@ -78,6 +92,9 @@ def _read_drafter(info: GGUFInfo) -> DrafterSpec:
         window=_window(info),
         causal=info.metadata.get(info.own("attention.causal")) is True,
         hidden_size=_required(info, info.own("embedding_length"), least=1),
+        shares_head=not {"token_embd.weight", "output.weight"} <= info.tensor_names,
+        target_layers=_layers(target),
+        target_keeps_snapshots=target.architecture in SNAPSHOT_ARCHITECTURES,
     )
 
 
@@ -115,19 +132,23 @@ def _check_sizes(target: GGUFInfo, drafter: GGUFInfo, spec: DrafterSpec) -> None
             f"{drafter.path} has a vocabulary of {drafter_tokens} tokens, {target.path} of {target_tokens}; "
             "convert the drafter again with this target."
         )
+    check_drafter(drafter, drafter_tokens, spec.top_k)
     if spec.mask_token >= target_tokens:
         raise TargetMismatchError(
             f"{drafter.path}: the mask token {spec.mask_token} is outside the vocabulary of {target_tokens} tokens."
         )
-    layers = _required(target, target.own("block_count"), least=1)
-    layers -= target.integer(target.own("nextn_predict_layers")) or 0
-    last = layers if target.architecture in FINAL_TAP_ARCHITECTURES else layers - 1
+    last = spec.target_layers - (target.architecture not in FINAL_TAP_ARCHITECTURES)
     beyond = [tap for tap in spec.taps if not 0 <= tap <= last]
     if beyond:
         raise TargetMismatchError(
             f"{drafter.path} taps the input of layer {beyond[0]}, {target.path} publishes 0..{last}; "
             "use the target the drafter was trained for."
         )
+
+
+def _layers(target: GGUFInfo) -> int:
+    layers = _required(target, target.own("block_count"), least=1)
+    return layers - (target.integer(target.own("nextn_predict_layers")) or 0)
 
 
 def _vocabulary_size(info: GGUFInfo) -> int:

@@ -75,7 +75,7 @@ class Session:
         self.checkpoints = Checkpoints(checkpoints or CheckpointLimits())
         # Whether the target's memory forgets what an earlier position needs.
         self._target_forgets = target.snapshots is not None or (target.window > 0 and not swa_full)
-        rows = max(spec.block_size, min(_MOST_ROWS, _LOGITS_BYTES // (4 * target.n_vocab)))
+        rows = drafter_rows(spec.block_size, target.n_vocab)
         self.features = np.empty((rows, spec.feature_width), np.float32)
         self._model = Model(drafter_path, placement)
         try:
@@ -172,8 +172,11 @@ class Session:
             yield end
 
     def _begin_injection(self, start: int, end: int) -> int:
-        """First position worth injecting of start..end; only the last window of a windowed drafter is ever read."""
-        begin = start if self.spec.window is None else max(start, end - self.spec.window)
+        """First position worth injecting of start..end; only the last window of a windowed drafter is ever read.
+
+        The last one of the checkpoint near a prompt's end, that is, which lies a few tokens before.
+        """
+        begin = start if self.spec.window is None else max(start, end - _TAIL - self.spec.window)
         if begin != self.injected:  # positions must follow each other unless the memory is empty
             self._clear_drafter()
             self.injected = begin
@@ -333,6 +336,11 @@ class Session:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def drafter_rows(block_size: int, n_vocab: int) -> int:
+    """Rows per batch of the drafter: its block at least, and so few that their logits take little memory."""
+    return max(block_size, min(_MOST_ROWS, _LOGITS_BYTES // (4 * n_vocab)))
 
 
 def _batches(start: int, stop: int, most: int, marks: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,7 @@ from factories import _add_tokenizer, drafter_config, drafter_tensors, write_che
 from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
+from gguf_edit import values_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB, LAYERS = 128, 4, 2, 32, 128, 288, 6
 EXPERTS, EXPERT_WIDTH = 4, 64
@@ -81,7 +82,7 @@ def _norms(w: _Weights, p: str, *names: str, value: float = 1.0) -> Values:
         yield f"{p}{name}.weight", w.ones(HIDDEN, value)
 
 
-def _llama(w: _Weights, layer: int) -> Values:  # noqa: ARG001
+def _llama(w: _Weights, layer: int) -> Values:
     p = f"blk.{layer}."
     yield from _norms(w, p, "attn_norm", "ffn_norm")
     yield from _attention(w, p)
@@ -218,8 +219,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "qwen3": Kind(_qwen3, branch=1.4),
-    "llama": Kind(_llama, branch=1.4),
+    "qwen3": Kind(_qwen3, branch=1.45),
+    "llama": Kind(_llama, branch=1.6),
     "gemma4": Kind(
         _gemma4,
         {
@@ -247,7 +248,7 @@ KINDS = {
             "shortconv.l_cache": 3,
         },
         final_norm="token_embd_norm",
-        branch=1.4,
+        branch=1.2,
     ),
     "nemotron_h": Kind(
         _nemotron_h,
@@ -328,17 +329,17 @@ def _all_tensors(kind: Kind, random: np.random.Generator, seed: int) -> Iterable
         yield from kind.layer(weights, layer)
 
 
-def copying_drafter(folder: Path, target_embedding: np.ndarray, **config: object) -> Path:
+def copying_drafter(folder: Path, target: Path, **config: object) -> Path:
     """A DFlash 2 checkpoint that proposes the cycle: the target's head offers its tokens, the selector their order.
 
     Attention and MLP add nothing, so every drafted row is the embedding of the mask token.
     """
     settings = _config(**config)
     tensors = {name: np.zeros_like(values) for name, values in drafter_tensors(settings).items()}
-    for name in tensors:
+    for name, values in tensors.items():
         if name.endswith("norm.weight"):
-            tensors[name][:] = 1
-    row = target_embedding[MASK_TOKEN]
+            values[:] = 1
+    row = values_of(target, "token_embd.weight")[MASK_TOKEN]
     row = row / np.sqrt(np.mean(row**2))
     prefix = "candidate_selector."
     for index, token in enumerate(CYCLE):
@@ -352,15 +353,6 @@ def random_drafter(folder: Path, version: int = 2, seed: int = 3, **config: obje
     """A drafter with random weights, right by chance only."""
     settings = _config(version, **config)
     return write_checkpoint(folder, settings, drafter_tensors(settings, seed), dtype="F32")
-
-
-def embedding_of(path: Path) -> np.ndarray:
-    """Token embeddings [vocabulary, hidden size] of a target made here."""
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-
-    tensor = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == "token_embd.weight")
-    return dequantize(tensor.data, tensor.tensor_type)
 
 
 def _config(version: int = 2, *, selector_rank: int = 32, **overrides: object) -> dict:

@@ -6,6 +6,7 @@ NativeError instead.
 
 from dflash2.native.batch import Bytes, FloatArray, IntArray
 from dflash2.native.context import Context
+from dflash2.native.devices import device_names, gpu_names
 from dflash2.native.loader import (
     LIBRARY_VARIABLE,
     Library,
@@ -30,6 +31,8 @@ __all__ = [
     "Model",
     "Outputs",
     "Placement",
+    "device_names",
+    "gpu_names",
     "library",
     "quantize_gguf",
     "repacking_is_safe",
