@@ -219,7 +219,9 @@ class DFlashLlama(Llama):
         row = (self.n_tokens - 1 if idx is None else idx) - self.n_tokens - self._session.surplus
         logits = self._session.target.logits()
         if not -len(logits) <= row < 0:
-            raise NativeError(f"the logits after token {idx} were not computed; logits_all=True keeps those of prompts.")
+            raise NativeError(
+                f"the logits after token {idx} were not computed; logits_all=True keeps those of prompts."
+            )
         sampler = self._sampler or self._init_sampler(*args, **kwargs)
         chain = self._sampling.chain(sampler, self._n_vocab)
         token = chain.sample(logits[row])
