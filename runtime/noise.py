@@ -31,11 +31,16 @@ class Noise:
     seed: int
     stream: int = 0
 
-    def uniform(self, position: int | IntArray, ids: int | IntArray) -> npt.NDArray[np.float64]:
-        """Numbers in (0, 1) for tokens `ids` at `position`; positions [n] go with ids [n, ...], or broadcast."""
+    def uniform(self, position: int | IntArray, ids: IntArray) -> npt.NDArray[np.float64]:
+        """Numbers in (0, 1) for tokens `ids` at `position`; positions [n] go with ids [n, ...]."""
         return _unit(self._hash(position, ids))
 
-    def gumbel(self, position: int | IntArray, ids: int | IntArray) -> npt.NDArray[np.float64]:
+    def toss(self, position: int) -> float:
+        """One number in (0, 1): `uniform` for token 0 at `position`."""
+        hashed = _mix_int(_start(self.seed, self.stream, position) + _GOLDEN & _MASK)
+        return ((hashed >> 64 - _BITS) + 0.5) * 2.0**-_BITS
+
+    def gumbel(self, position: int | IntArray, ids: IntArray) -> npt.NDArray[np.float64]:
         """Standard Gumbel noise, -log(-log(u)), for tokens `ids` at `position`, shaped as in `uniform`."""
         noise: npt.NDArray[np.float64] = -np.log(-np.log(self.uniform(position, ids)))
         return noise
@@ -57,13 +62,13 @@ class Noise:
             return -1
         return best if few is None else int(few[best])
 
-    def _hash(self, position: int | IntArray, ids: int | IntArray) -> npt.NDArray[np.uint64]:
+    def _hash(self, position: int | IntArray, ids: IntArray) -> npt.NDArray[np.uint64]:
         if isinstance(position, int):
             start: npt.NDArray[np.uint64] | np.uint64 = np.uint64(_start(self.seed, self.stream, position))
         else:
             starts = np.array([_start(self.seed, self.stream, at) for at in position.tolist()], np.uint64)
-            start = starts.reshape(-1, *[1] * (np.ndim(ids) - 1))
-        counters = np.atleast_1d(np.asarray(ids)).astype(np.uint64)
+            start = starts.reshape(-1, *[1] * (ids.ndim - 1))
+        counters = ids.astype(np.uint64)
         counters += np.uint64(1)
         counters *= np.uint64(_GOLDEN)
         return _mix(counters + start)
@@ -95,9 +100,7 @@ def _unit(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     return units
 
 
-def _contenders(
-    hashes: npt.NDArray[np.uint64], log_weights: npt.NDArray[np.floating]
-) -> npt.NDArray[np.intp]:
+def _contenders(hashes: npt.NDArray[np.uint64], log_weights: npt.NDArray[np.floating]) -> npt.NDArray[np.intp]:
     """Indices among which the winner is: those whose noise could lift them to what the likeliest token reaches.
 
     g >= x means -log(u) <= exp(-x), and 1 - u <= -log(u): so 1 - u <= exp(-x) is necessary, and cheap.

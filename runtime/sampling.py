@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.errors import Dflash2Error, SamplingError
-from dflash2.native import FloatArray
+from dflash2.native import FloatArray, IntArray
 from dflash2.native_sampler import CUSTOM, Candidates, SamplerChain, TokenArray
 from dflash2.runtime.noise import Noise
 from dflash2.runtime.select import Chance, Draft
@@ -76,7 +76,7 @@ class Coupled:
     def __init__(self, chain: SamplerChain, seed: int, temperature: float) -> None:
         self._chain = chain
         self._noise = Noise(seed, _TARGET)
-        self.chance = Chance(self._noise, temperature)
+        self.chance = Chance(self._noise, temperature, coupled=True)
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:  # noqa: ARG002
         ids, left = self._chain.candidates(logits)
@@ -95,13 +95,14 @@ class Rejection:
 
     def __init__(self, chain: SamplerChain, seed: int, temperature: float) -> None:
         self._chain = chain
-        self._seed = seed
-        self._noise = Noise(seed, _TARGET)
-        self.chance = Chance(Noise(seed, _DRAFT), temperature)
+        self._noise, self._accept = Noise(seed, _TARGET), Noise(seed, _ACCEPT)
+        self.chance = Chance(Noise(seed, _DRAFT), temperature, coupled=False)
         self._q = np.zeros(chain.n_vocab)
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:
         candidates = self._chain.candidates(logits)
+        if not candidates.logits.max() > -np.inf:
+            raise _nothing_left()
         p = softmax(candidates.logits)
         token = self._judge(candidates, p, position, draft)
         self._chain.accept(token)
@@ -115,14 +116,15 @@ class Rejection:
         np.add.at(self._q, rivals, probabilities)  # over the vocabulary: candidates and lattice are different sets
         q_draft, q = self._q[draft.token], self._q[ids]
         self._q[rivals] = 0.0
-        p_draft = p[ids == draft.token].sum()
-        if Noise(self._seed, _ACCEPT).uniform(position, 0)[0] * q_draft < p_draft:
+        if self._accept.toss(position) * q_draft < p[ids == draft.token].sum():
             return draft.token
         residual = np.maximum(p - q, 0.0)
-        if not residual.any():  # p = q up to rounding: such a draft is refused about never
-            residual = p
+        # Of no weight only if p = q up to rounding, where a draft is refused about never.
+        return self._redraw(ids, residual if residual.any() else p, position)
+
+    def _redraw(self, ids: IntArray, weights: npt.NDArray[np.float64], position: int) -> int:
         with np.errstate(divide="ignore"):
-            return _at(ids, self._noise.draw(position, ids, np.log(residual)))
+            return _at(ids, self._noise.draw(position, ids, np.log(weights)))
 
 
 def softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -132,13 +134,17 @@ def softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
     return total
 
 
-def _at(ids: npt.NDArray[np.int32], index: int) -> int:
+def _at(ids: IntArray, index: int) -> int:
     if index < 0:
-        raise SamplingError(
-            "no token is left to choose from: a logits processor gives the whole vocabulary no probability (or the "
-            "logits are not numbers); check the processor."
-        )
+        raise _nothing_left()
     return int(ids[index])
+
+
+def _nothing_left() -> SamplingError:
+    return SamplingError(
+        "no token is left to choose from: a logits processor gives the whole vocabulary no probability (or the "
+        "logits are not numbers); check the processor."
+    )
 
 
 class Sampling:

@@ -142,10 +142,10 @@ class SamplerChain:
         self._accept(self._owner.sampler, token)
 
     def _load(self, logits: FloatArray) -> None:
-        ids = None if self._k is None else top_candidates(logits, self._k)
-        if ids is None:
+        if self._k is None:
             self._tokens.fill(logits)
         else:
+            ids = top_candidates(logits, self._k)
             self._tokens.fill(logits[ids], ids)
 
 
@@ -163,16 +163,15 @@ def _nothing_left() -> SamplingError:
     )
 
 
-def top_candidates(logits: FloatArray, k: int) -> IntArray | None:
-    """Ids of all tokens that may be among the `k` best: a superset of them, ties included; None if it found none.
+def top_candidates(logits: FloatArray, k: int) -> IntArray:
+    """Ids of at least the `k` largest of `logits` [vocabulary], ties included, and a few more; in order of id.
 
     The k-th largest of many groups' maxima is a lower bound of the k-th largest logit.
     """
     groups = max(4 * k, 512)
     rows = len(logits) // groups
     if rows < 2:
-        return None
+        return np.arange(len(logits), dtype=np.int32)
     maxima = logits[: rows * groups].reshape(rows, groups).max(axis=0)
     bound = np.partition(maxima, groups - k)[groups - k]
-    ids = np.flatnonzero(logits >= bound).astype(np.int32)
-    return ids if len(ids) >= k else None
+    return np.flatnonzero(~(logits < bound)).astype(np.int32)
