@@ -61,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     for text in (bars := missed(rows)):
         console.print(f"missed: {text}")
     if options.json:
-        options.json.write_text(json.dumps({"tokens": options.tokens, "turns": options.turns, "rows": rows}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"tokens": options.tokens, "turns": options.turns, "rows": rows}, indent=2) + "\n"
+        )
     return int(options.check and bool(bars))
 
 

@@ -27,9 +27,14 @@ class Detokenizer:
     def text(self, tokens: Sequence[int]) -> bytes:
         """Bytes of `tokens`; they may end in the middle of a character."""
         if len(tokens) <= _SHORT:
-            text = b"".join(map(self._piece_of, tokens))
-        else:
-            text = self._kept(list(tokens))
+            return self.joined(tokens)
+        return self._unspaced(self._kept(list(tokens)), tokens)
+
+    def joined(self, tokens: Sequence[int]) -> bytes:
+        """The same without a look at what is kept, nor a change of it: for any thread at any time."""
+        return self._unspaced(b"".join(map(self._piece_of, tokens)), tokens)
+
+    def _unspaced(self, text: bytes, tokens: Sequence[int]) -> bytes:
         return text[1:] if text[:1] == b" " and tokens[0] == self._bos else text
 
     def _kept(self, tokens: list[int]) -> bytes:

@@ -51,6 +51,13 @@ def _reuse(llama: Any, tokens: list[int]) -> list[int]:
     return tokens[kept:]
 
 
+def _stops(llama: Any, request: Request, criteria: Criteria) -> bool:
+    logits = request.logits()
+    if not llama._logits_all:  # `Llama` asks the criteria once more at the end, with this row
+        llama.scores[0] = logits
+    return criteria(llama._input_ids, logits)
+
+
 def _shared_length(known: IntArray, tokens: list[int]) -> int:
     n = min(len(known), len(tokens))
     differs = np.flatnonzero(known[:n] != np.asarray(tokens[:n], np.int32))
@@ -78,7 +85,7 @@ def _continue(
     drafted = llama._drafted = cycles(llama._session, token, request)
     try:
         while True:
-            if criteria is not None and criteria(llama._input_ids, request.logits()):
+            if criteria is not None and _stops(llama, request, criteria):
                 return []
             llama._session.recorder.emitted += 1
             sent = yield token

@@ -37,7 +37,9 @@ class PairSettings(ModelSettings):
     """
 
     drafter: str | None = Field(default=None, description="Path of the drafter's GGUF, or its name in its repository.")
-    hf_drafter_repo_id: str | None = Field(default=None, description="Hub id of the drafter, if it is to be downloaded.")
+    hf_drafter_repo_id: str | None = Field(
+        default=None, description="Hub id of the drafter, if it is to be downloaded."
+    )
     depth: int | None = Field(default=None, description="Draft tokens verified per cycle; 0: none.")
     verify: Verify = Field(default="coupled", description="How sampled requests are verified.")
     flash_attn: bool = Field(default=True, description="Whether to use flash attention.")

@@ -92,10 +92,10 @@ class Script:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("stop", [None, "漢字", "\ufffd"])
 def test_a_completion_of_odd_bytes_equals_that_of_plain_llama(both, stream, stop):
-    plain, ours = both
+    plain = both[0]
     rng = random.Random(6)
     odd = [token for token in range(plain.n_vocab()) if not plain.detokenize([token]).isascii()]
-    words = [plain.tokenize(word.encode(), add_bos=False) for word in ("é–", "漢字", "🙂", "€ x", " plain", "\x00\x7f")]
+    words = [plain.tokenize(word.encode(), add_bos=False) for word in ("é¢", "漢字", "🙂", "€ x", " plain", "\x00\x7f")]
     script = [token for _ in range(150) for token in (*rng.choice(words), *rng.sample(odd, rng.randrange(2)))]
     n_prompt = len(plain.tokenize(b"go"))
     answers = []

@@ -30,7 +30,9 @@ again.close()
 @pytest.fixture(scope="module")
 def hub(target_path, drafter_gguf):
     repositories = {
-        "org/target": Repository({"target-q8_0.gguf": target_path.read_bytes(), "target-f16.gguf": b"", "README.md": b"-"}),
+        "org/target": Repository(
+            {"target-q8_0.gguf": target_path.read_bytes(), "target-f16.gguf": b"", "README.md": b"-"}
+        ),
         "org/drafter": Repository({"sub/drafter.gguf": drafter_gguf.read_bytes(), "README.md": b"-"}),
     }
     with HubServer(repositories) as server:

@@ -398,7 +398,7 @@ def test_a_closed_object_raises(fresh, tokens_of):
         lambda: llama("x"),
         lambda: llama.tokenize(b"x"),
         lambda: llama.eval([5]),
-        lambda: llama.sample(),
+        llama.sample,
         llama.reset,
         llama.save_state,
         llama.token_eos,

@@ -18,7 +18,11 @@ TOOL = {
     "function": {
         "name": "lookup",
         "description": "Look a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string", "maxLength": 8}}, "required": ["word"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "maxLength": 8}},
+            "required": ["word"],
+        },
     },
 }
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def add(a, b):"}]
@@ -64,9 +68,6 @@ def never_twice(ids, scores):
 COMPLETIONS = {
     "plain": {},
     "max_tokens 1": {"max_tokens": 1},
-    "max_tokens 0 is no limit": {"max_tokens": 0},
-    "max_tokens -1 is no limit": {"max_tokens": -1},
-    "max_tokens None is no limit": {"max_tokens": None},
     "echo": {"echo": True},
     "suffix": {"suffix": "\n    return x\n"},
     "one stop": {"stop": "\n"},
@@ -88,10 +89,26 @@ COMPLETIONS = {
 }
 
 
+@pytest.mark.parametrize("max_tokens", [0, -1, None])
+def test_no_limit_of_tokens_ends_with_the_context(target_path, drafter_gguf, prompts, max_tokens):
+    small = {**EXACT, "n_ctx": 256}
+    plain = Llama(str(target_path), **small)
+    drafted = DFlashLlama(target_path, drafter_gguf, auto_disable=False, **small)
+    for stream in (False, True):
+        arguments = {"max_tokens": max_tokens, "temperature": 0.0, "stream": stream}
+        expected, got = both(plain, drafted, lambda llama, a=arguments: llama(prompts[0][:100], **a))
+        assert got == expected
+        assert (got[-1] if stream else got)["choices"][0]["finish_reason"] == "length"
+    for llama in (plain, drafted):
+        with pytest.raises(ValueError, match="exceed context window"):
+            llama(prompts[0] * 20, max_tokens=4)
+        llama.close()
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_a_completion_equals_that_of_plain_llama(plain, drafted, prompts, name, stream):
-    arguments = {"max_tokens": 48, "temperature": 0.0, "stream": stream, **COMPLETIONS[name]}
+    arguments = {"max_tokens": 32, "temperature": 0.0, "stream": stream, **COMPLETIONS[name]}
     expected, got = both(plain, drafted, lambda llama: llama.create_completion(prompts[0][:160], **arguments))
     assert got == expected
 
@@ -116,6 +133,17 @@ def test_every_stop_string_across_token_borders_cuts_where_plain_llama_cuts(plai
             arguments = {"max_tokens": 60, "temperature": 0.0, "stop": [stop], "stream": stream}
             expected, got = both(plain, drafted, lambda llama, a=arguments: llama(prompts[2], **a))
             assert got == expected, stop
+
+
+@pytest.mark.parametrize("infill", [False, True])
+def test_infill_in_either_order(target_path, drafter_gguf, prompts, infill):
+    plain = Llama(str(target_path), spm_infill=infill, **EXACT)
+    drafted = DFlashLlama(target_path, drafter_gguf, auto_disable=False, spm_infill=infill, **EXACT)
+    arguments = {"suffix": "\n    return x\n", "max_tokens": 24, "temperature": 0.0}
+    expected, got = both(plain, drafted, lambda llama: llama(prompts[0][:80], **arguments))
+    assert got == expected
+    for llama in (plain, drafted):
+        llama.close()
 
 
 def test_token_ids_as_prompt(plain, drafted, prompts):
@@ -164,21 +192,6 @@ def _without_call_ids(result):
     if isinstance(result, dict):
         return {key: _without_call_ids(value) for key, value in result.items() if key != "id"}
     return result
-
-
-def test_the_context_limit_is_a_reason_to_finish(target_path, drafter_gguf, prompts):
-    small = {**EXACT, "n_ctx": 256}
-    plain = Llama(str(target_path), **small)
-    drafted = DFlashLlama(target_path, drafter_gguf, auto_disable=False, **small)
-    for stream in (False, True):
-        arguments = {"max_tokens": None, "temperature": 0.0, "stream": stream}
-        expected, got = both(plain, drafted, lambda llama, a=arguments: llama(prompts[0][:100], **a))
-        assert got == expected
-        assert (got[-1] if stream else got)["choices"][0]["finish_reason"] == "length"
-    for llama in (plain, drafted):
-        with pytest.raises(ValueError, match="exceed context window"):
-            llama(prompts[0] * 20, max_tokens=4)
-        llama.close()
 
 
 def test_an_empty_prompt_is_refused_as_in_plain_llama(plain, drafted):
@@ -231,7 +244,9 @@ def test_logprobs_keep_only_the_rows_they_need(drafted, prompts, monkeypatch):
     from dflash2.runtime.scores import KeptScores
 
     read = KeptScores.__getitem__
-    monkeypatch.setattr(KeptScores, "__getitem__", lambda self, index: sizes.append(len(self._rows)) or read(self, index))
+    monkeypatch.setattr(
+        KeptScores, "__getitem__", lambda self, index: sizes.append(len(self._rows)) or read(self, index)
+    )
     drafted(prompts[0], max_tokens=10, temperature=0.0, logprobs=1)
     assert max(sizes) <= 16
     assert drafted.scores.shape == (1, drafted.n_vocab())

@@ -127,7 +127,7 @@ class ByItself:
 
 
 @pytest.fixture(scope="module")
-def pictures(target_path, plain):
+def pictures(plain):
     """Rows that look like token embeddings but are none."""
     rng = np.random.default_rng(3)
     return [rng.standard_normal((n, plain.n_embd())).astype(np.float32) * 0.05 for n in (9, 5)]

@@ -61,7 +61,9 @@ class Served:
         started = any(line.startswith("listening") for line in lines)
         watchdog.cancel()
         assert started, self._process.stderr.read()[-2000:]
-        self._drains = [threading.Thread(target=pipe.read, daemon=True) for pipe in (self._process.stdout, self._process.stderr)]
+        self._drains = [
+            threading.Thread(target=pipe.read, daemon=True) for pipe in (self._process.stdout, self._process.stderr)
+        ]
         for drain in self._drains:
             drain.start()
         return self
@@ -97,7 +99,13 @@ def served(target_path, drafter_gguf):
 @pytest.fixture(scope="module")
 def plain(target_path):
     llama = Llama(
-        str(target_path), n_ctx=512, n_threads=1, n_threads_batch=1, flash_attn=True, chat_format="chatml", verbose=False
+        str(target_path),
+        n_ctx=512,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attn=True,
+        chat_format="chatml",
+        verbose=False,
     )
     yield llama
     llama.close()
@@ -109,7 +117,13 @@ def completion(prompt, **more):
 
 
 def chat(text, **more):
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "temperature": 0.0, "repeat_penalty": 1.0, **more}
+    return {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 24,
+        "temperature": 0.0,
+        "repeat_penalty": 1.0,
+        **more,
+    }
 
 
 def test_completions_chats_and_streams_equal_plain_llama(served, plain, prompts):
@@ -165,7 +179,9 @@ def test_a_refused_request_leaves_the_server_answering(served, plain, prompts):
     assert refused.value.code == 400
     with pytest.raises(urllib.error.HTTPError):
         served.ask("/v1/embeddings", {"input": "a text"})
-    assert served.ask("/v1/completions", completion(prompts[3]))["choices"] == plain(**completion(prompts[3]))["choices"]
+    assert (
+        served.ask("/v1/completions", completion(prompts[3]))["choices"] == plain(**completion(prompts[3]))["choices"]
+    )
 
 
 def test_a_stream_that_the_next_request_interrupts_spoils_nothing(target_path, drafter_gguf, plain, prompts):

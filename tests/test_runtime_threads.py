@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -251,3 +252,16 @@ def test_two_hundred_objects_leave_no_memory_behind(target_path, drafter_gguf):
         [sys.executable, "-c", ROUNDS, str(target_path), str(drafter_gguf)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 24 << 20  # one object takes more than 24 MiB
+
+
+def test_an_object_nobody_holds_is_freed_at_once(target_path, drafter_gguf):
+    llama = DFlashLlama(target_path, drafter_gguf, **EXACT)
+    stream = llama("def f(", max_tokens=12, temperature=0.0, stream=True)
+    next(stream)
+    watched = weakref.ref(llama)
+    gc.disable()
+    try:
+        del llama, stream
+        assert watched() is None
+    finally:
+        gc.enable()

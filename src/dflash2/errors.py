@@ -46,7 +46,7 @@ class EmptyPromptError(Dflash2Error, AssertionError):
 
 
 class UnsupportedCallError(Dflash2Error, RuntimeError):
-    """A method of `Llama` that an object with a drafter does not offer; a RuntimeError too, as llama_cpp raises there."""
+    """A method of `Llama` that is not offered with a drafter; a RuntimeError too, as llama_cpp raises there."""
 
 
 class PretrainedError(Dflash2Error, ValueError):
