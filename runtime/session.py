@@ -254,6 +254,7 @@ class Session:
 
     def forget(self, length: int = 0) -> None:
         """Note that the target's memory was replaced from outside and now holds `length` positions."""
+        self.target.replaced()
         self.length = length
         self.injected = 0
         self._pending = (0, 0, 0)

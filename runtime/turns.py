@@ -21,6 +21,7 @@ class Turns:
         self._lock = RLock()
         self._live: Generator[Any, Any, Any] | None = None
         self._stepping: int | None = None
+        self.superseded = 0  # calls that came from outside a step and took the memories over
 
     def inside(self) -> bool:
         """Whether this thread is in the middle of a step: what it calls is part of that step."""
@@ -35,6 +36,7 @@ class Turns:
         with self._lock:
             if supersede and not self.inside():
                 self._end()
+                self.superseded += 1
             yield
 
     def drive(self, steps: Generator[Item, Any, None]) -> Generator[Item, Any, None]:
