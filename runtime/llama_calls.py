@@ -76,7 +76,7 @@ class LlamaCalls(Llama):
     def _adopt(self) -> None:
         """Notice tokens or images that a chat handler evaluated in the target's context by itself."""
         if self.n_tokens > self._session.length:
-            self._session.adopt(self.n_tokens)
+            self._requires_eval = not self._session.adopt(self.n_tokens)
 
     def _break_off(self) -> None:
         """Bring both memories to where the caller is, in the middle of a block; the generation alive goes on."""
