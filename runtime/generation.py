@@ -23,6 +23,7 @@ def generation(
 
     Raises EmptyPromptError if there is nothing to follow, ContextLimitError and NativeError.
     """
+    llama._break_off()
     llama._adopt()
     pending = _reuse(llama, list(tokens)) if reset else list(tokens)
     if not pending and (llama.n_tokens == 0 or llama._requires_eval):

@@ -51,6 +51,7 @@ class LlamaCalls(Llama):
         Raises ContextLimitError if they do not fit, and NativeError.
         """
         with self._turns.hold(supersede=True):
+            self._break_off()
             self._adopt()
             self._eval(np.asarray(tokens, dtype=np.int32))
 
@@ -92,6 +93,7 @@ class LlamaCalls(Llama):
     def reset(self) -> None:
         """Forget everything that was evaluated."""
         with self._turns.hold(supersede=True):
+            self._break_off()
             super().reset()
             self._session.reset()
 
@@ -149,6 +151,7 @@ class LlamaCalls(Llama):
         Raises NativeError if the drafter's part does not fit.
         """
         with self._turns.hold(supersede=True):
+            self._break_off()
             with self._scores_of_states() as all_scores:
                 super().load_state(state if all_scores else with_scores(state, 1))
             if isinstance(state, DFlashState):

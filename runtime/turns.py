@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from threading import RLock, get_ident
 from typing import Any, TypeVar
 
+from dflash2.errors import Dflash2Error
+
 Item = TypeVar("Item")
 
 
@@ -70,6 +72,8 @@ class Turns:
             self._stepping = outer
 
     def _end(self) -> None:
+        if self._live is not None and self._live.gi_running:
+            raise Dflash2Error("a callback of a request cannot make another request of the same object.")
         live, self._live = self._live, None
         if live is not None:
             live.close()

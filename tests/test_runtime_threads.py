@@ -177,20 +177,31 @@ def test_signals_at_any_moment_leave_a_usable_object(llama, prompts, expected):
     assert llama(prompts[2], **GREEDY)["choices"][0]["text"] == expected[2]
 
 
-def test_calls_from_a_callback_in_mid_cycle_are_refused_with_a_sentence(llama, prompts):
-    seen = []
+def test_calls_from_a_callback_in_mid_cycle_are_refused_with_a_sentence(llama, prompts, expected):
+    attempts = {
+        "save": llama.save_state,
+        "reset": llama.reset,
+        "eval": lambda: llama.eval([5]),
+        "generate": lambda: next(llama.generate([5], temp=0.0)),
+        "request": lambda: llama("x", max_tokens=2),
+        "depth": lambda: setattr(llama, "depth", 2),
+    }
+    seen = {}
 
-    def save(_):
-        try:
-            llama.save_state()
-        except Dflash2Error as error:
-            seen.append(str(error))
+    def call(_):
+        for name, attempt in attempts.items():
+            try:
+                attempt()
+            except Dflash2Error as error:
+                seen.setdefault(name, str(error))
 
-    llama.on_cycle = save
-    llama(prompts[0], max_tokens=8, temperature=0.0)
+    llama.on_cycle = call
+    assert llama(prompts[0], **GREEDY)["choices"][0]["text"] == expected[0]
     llama.on_cycle = None
-    assert seen
-    assert "between tokens" in seen[0]
+    assert seen.keys() == attempts.keys()
+    assert "between tokens" in seen["save"]
+    assert "another request" in seen["request"]
+    assert llama(prompts[1], **GREEDY)["choices"][0]["text"] == expected[1]
 
 
 def test_closing_during_a_stream_ends_it(target_path, drafter_gguf, prompts):
