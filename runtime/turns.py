@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from inspect import GEN_RUNNING, getgeneratorstate
 from threading import RLock, get_ident
 from typing import Any, TypeVar
 
@@ -72,7 +73,7 @@ class Turns:
             self._stepping = outer
 
     def _end(self) -> None:
-        if self._live is not None and self._live.gi_running:
+        if self._live is not None and getgeneratorstate(self._live) == GEN_RUNNING:
             raise Dflash2Error("a callback of a request cannot make another request of the same object.")
         live, self._live = self._live, None
         if live is not None:
