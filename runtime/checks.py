@@ -25,11 +25,7 @@ def check_header(info: GGUFInfo) -> None:
     """Refuse a model file, target or drafter, at whose numbers or tensor types llama.cpp asserts; raises GGUFError."""
     layers = _within(info, "block_count", 1, _MOST_LAYERS)
     _within(info, "nextn_predict_layers", 0, layers - 1)
-    experts = _within(info, "expert_count", 0, _MOST_EXPERTS)
-    used = info.metadata.get(info.own("expert_used_count"), 0)
-    counts = used if isinstance(used, tuple) else (used,)
-    if not all(isinstance(count, int) and min(experts, 1) <= count <= experts for count in counts):
-        raise GGUFError(f"{info.path}: {info.own('expert_used_count')} is {used}, of {experts} experts; get it again.")
+    _check_experts(info)
     scaling = info.metadata.get(info.own("rope.scaling.type"), "none")
     if scaling not in _ROPE_SCALINGS:
         raise GGUFError(
@@ -41,6 +37,21 @@ def check_header(info: GGUFInfo) -> None:
             raise GGUFError(
                 f"{info.path}: tensor {tensor.name!r} is {tensor.type_name} and must be F32; convert again."
             )
+
+
+def _check_experts(info: GGUFInfo) -> None:
+    experts = _within(info, "expert_count", 0, _MOST_EXPERTS)
+    used = info.metadata.get(info.own("expert_used_count"), 0)
+    counts = used if isinstance(used, tuple) else (used,)
+    if not all(isinstance(count, int) and 0 <= count <= experts for count in counts) or (experts and not any(counts)):
+        raise GGUFError(f"{info.path}: {info.own('expert_used_count')} is {used}, of {experts} experts; get it again.")
+    groups = info.integer(info.own("expert_group_count")) or 0
+    groups_used = info.integer(info.own("expert_group_used_count")) or 0
+    if groups and (groups >= experts or (groups > 1 and (experts % groups or not 0 < groups_used < groups))):
+        raise GGUFError(
+            f"{info.path}: {info.own('expert_group_count')} is {groups} ({groups_used} used), of {experts} experts; "
+            "get the file again."
+        )
 
 
 def _check_rope(info: GGUFInfo) -> None:
@@ -69,6 +80,11 @@ def check_drafter(info: GGUFInfo, n_vocab: int, top_k: int) -> None:
         raise TargetMismatchError(
             f"{info.path} has {info.own('hyper_connection_count')}: a DSpark drafter, which llama-server runs with "
             "--spec-type draft-dspark."
+        )
+    keys, values = (info.integer(info.own(f"attention.{part}_length")) for part in ("key", "value"))
+    if keys != values:
+        raise TargetMismatchError(
+            f"{info.path}: attention.key_length is {keys} and value_length {values}; llama.cpp's drafters have one."
         )
     pattern = info.metadata.get(info.own("attention.sliding_window_pattern"))
     layers = info.integer(info.own("block_count"))
