@@ -11,6 +11,7 @@ from dflash2.errors import Dflash2Error, GGUFError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo
 
 _MOST_LAYERS, _MOST_EXPERTS, _MOST_THREADS = 512, 1024, 512  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, GGML_MAX_N_THREADS
+_WITHOUT_ROPE = ("nemotron_h", "nemotron_h_moe")  # whatever their files say
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # These are multiplied or read as F32, whatever they are stored as.
 _F32_ONLY = ("norm.weight", "conv_base", "rope_freqs.weight")
@@ -55,6 +56,8 @@ def _check_experts(info: GGUFInfo) -> None:
 
 
 def _check_rope(info: GGUFInfo) -> None:
+    if info.architecture in _WITHOUT_ROPE:
+        return
     rotated = info.integer(info.own("rope.dimension_count"))
     width = info.integer(info.own("attention.key_length"))
     if rotated is not None and (rotated % 2 or (width is not None and rotated > width)):

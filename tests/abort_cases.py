@@ -125,6 +125,9 @@ CASES: dict[str, Case] = {
     "rope wider than a head": Case(
         "GGUFError", "rope.dimension_count", drafter={"metadata": {"dflash.rope.dimension_count": 64}}, call=_GENERATE
     ),
+    "rope wider than a head of the target": Case(
+        "GGUFError", "rope.dimension_count", target={"metadata": {"qwen3.rope.dimension_count": 64}}, call=_GENERATE
+    ),
     "a pattern for fewer layers": Case(
         "TargetMismatchError",
         "sliding_window_pattern",
