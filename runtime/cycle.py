@@ -30,21 +30,24 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
         first, n, start = session.take_pending()
         inject(session.target, session.drafter, session.features, first=first, n=n, position=start)
         session.injected = position
+        session.checkpoint_if_due()
         clock.lap("inject")
 
         noise = session.noise[: session.drafter.n_ctx - position]
         rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
         clock.lap("draft")
 
-        session.block[1 : len(noise)] = select(rows, spec.top_k)
+        proposal = select(rows, spec.top_k, position + 1, request.chance)
+        session.block[1 : len(noise)] = proposal.tokens
         block = session.block[:width]
         clock.lap("select")
 
+        saved = session.saved_for_rollback()
         session.length = position + width
         logits = verify(session.target, block, position)
         clock.lap("verify")
 
-        acceptance = Acceptance(block, logits, request)
+        acceptance = Acceptance(block, logits, request, proposal)
         try:
             for token in acceptance:
                 clock.lap("accept")
@@ -54,12 +57,14 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
         finally:
             clock.start()
             kept = request.position - position
-            rollback(
+            surplus = rollback(
                 session.target,
                 session.drafter,
-                position=request.position,
-                rejected=width - kept,
+                block=block,
+                position=position,
+                kept=kept,
                 injected=session.injected,
+                saved=saved,
             )
             clock.lap("rollback")
-            session.finish(position, block, acceptance.accepted, kept)
+            session.finish(position, block, acceptance.accepted, kept, surplus)

@@ -9,13 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
-from dflash2.native import AttentionOptions, Context, ContextOptions, IntArray, Model, Outputs, Placement
+from dflash2.native import AttentionOptions, Bytes, Context, ContextOptions, IntArray, Model, Outputs, Placement
+from dflash2.runtime.checkpoints import Checkpoint, CheckpointLimits, Checkpoints
 from dflash2.runtime.inject import inject
 from dflash2.runtime.pair import DrafterSpec
 from dflash2.runtime.stats import CycleRecord, Recorder, record_of
 
-# Rows per injection call. The drafter reserves head logits for this many rows, whatever it is asked for.
-_DRAFTER_BATCH = 64
+# Rows per injection call, at most. The drafter reserves head logits for all of them, whatever it is asked for: so
+# few that these take no more than so many bytes.
+_MOST_ROWS = 64
+_LOGITS_BYTES = 32 << 20
+# A chat template's opening of the answer, which the next turn may render otherwise, lies behind a checkpoint; an
+# evaluation shorter than the second figure is no prompt.
+_TAIL = 4
+_LEAST_PROMPT = 8
 _WATCH_CYCLES = 32
 _LEAST_ACCEPTED = 0.1  # tokens per cycle, below which a drafter does not help
 
@@ -43,11 +50,13 @@ class Session:
         depth: int,
         n_ctx: int,
         auto_disable: bool,
+        swa_full: bool = True,
+        checkpoints: CheckpointLimits | None = None,
     ) -> None:
         """Load the drafter next to an open `target`; at most `n_ctx` positions will be used.
 
-        `threads` (one row, many rows) and `attention` are the target's. Raises NativeError, or Dflash2Error for a
-        bad depth.
+        `threads` (one row, many rows) are the target's, as is `swa_full`: whether its sliding layers keep every
+        position. Raises NativeError, or Dflash2Error for a bad depth.
         """
         self.target = target
         self.spec = spec
@@ -63,7 +72,10 @@ class Session:
         self._watched = (0, 0)
         self._suspended = False
         self._depth = 0
-        rows = max(_DRAFTER_BATCH, spec.block_size)
+        self.checkpoints = Checkpoints(checkpoints or CheckpointLimits())
+        # Whether the target's memory forgets what an earlier position needs.
+        self._target_forgets = target.snapshots is not None or (target.window > 0 and not swa_full)
+        rows = drafter_rows(spec.block_size, target.n_vocab)
         self.features = np.empty((rows, spec.feature_width), np.float32)
         self._model = Model(drafter_path, placement)
         try:
@@ -115,10 +127,10 @@ class Session:
                 "raise n_batch or lower depth."
             )
         snapshots = self.target.snapshots
-        if snapshots is not None and depth > snapshots:
+        if snapshots and depth > snapshots:
             raise Dflash2Error(
                 f"depth {depth} needs a target that can step back {depth} tokens; this one's recurrent state keeps "
-                f"{snapshots} snapshots. Make the object with this depth, or with depth=0 if llama.cpp keeps none."
+                f"{snapshots} snapshots. Make the object with this depth."
             )
         self._depth = depth
         self._suspended = False
@@ -141,51 +153,136 @@ class Session:
         """
         self.settle()
         if not self.rewind(start):
-            raise NativeError(
-                f"the target's recurrent memory cannot step back to position {start}; call reset() first."
-            )
-        begin = self._begin_injection(start, start + len(tokens)) if self.drafting else None
-        for offset in range(0, len(tokens), self.target.n_batch):
-            batch = tokens[offset : offset + self.target.n_batch]
-            position, end = start + offset, start + offset + len(batch)
+            raise NativeError(f"the target's memory cannot step back to position {start}; call reset() first.")
+        stop = start + len(tokens)
+        begin = self._begin_injection(start, stop) if self.drafting else None
+        marks = self._marks(start, stop)
+        for position, end in _batches(start, stop, self.target.n_batch, marks):
             self.length = end
             self._surplus = 0
+            batch = tokens[position - start : end - start]
             self.target.decode_tokens(batch, position, Outputs.ALL if all_logits else Outputs.LAST)
             if begin is not None and begin < end:
                 first = max(0, begin - position)
                 n = len(batch) - first
                 inject(self.target, self.drafter, self.features, first=first, n=n, position=position + first)
                 self.injected = end
+            if end in marks:
+                self._checkpoint()
             yield end
 
     def _begin_injection(self, start: int, end: int) -> int:
-        """First position worth injecting of start..end; only the last window of a windowed drafter is ever read."""
-        begin = start if self.spec.window is None else max(start, end - self.spec.window)
+        """First position worth injecting of start..end; only the last window of a windowed drafter is ever read.
+
+        The last one of the checkpoint near a prompt's end, that is, which lies a few tokens before.
+        """
+        begin = start if self.spec.window is None else max(start, end - _TAIL - self.spec.window)
         if begin != self.injected:  # positions must follow each other unless the memory is empty
-            self.drafter.clear()
+            self._clear_drafter()
             self.injected = begin
         return begin
 
+    def _clear_drafter(self) -> None:
+        self.drafter.clear()
+        if self.spec.window is None:  # layers that see everything lose what a checkpoint does not hold
+            self.checkpoints.drop_drafter()
+
+    def _marks(self, start: int, stop: int) -> tuple[int, ...]:
+        """Positions within a prompt at which to take checkpoints."""
+        if not self.checkpoints.limits.count or stop - start < _LEAST_PROMPT:
+            return ()
+        if not self._target_forgets:
+            return (stop,) if self.drafting and self.drafter.window else ()
+        step, tail = self.checkpoints.limits.step, stop - _TAIL
+        spaced = range(max(start, self.checkpoints.last) + step, tail - step // 2, step)
+        return (*spaced, tail)
+
+    def _checkpoint(self) -> None:
+        """Keep what the memories cannot bring back of the present position."""
+        complete = self.drafter.window and self.injected == self.length and self.drafter.reaches(self.length)
+        target = self.target.save_part() if self._target_forgets else None
+        drafter = self.drafter.save_part() if complete else None
+        if target is not None or drafter is not None:
+            self.checkpoints.add(Checkpoint(self.length, target, drafter))
+
+    def checkpoint_if_due(self) -> None:
+        """Take a checkpoint of a target that cannot step back, between two cycles, when enough tokens came since."""
+        if self._target_forgets and self.length >= self.checkpoints.last + self.checkpoints.limits.step:
+            self._checkpoint()
+
     def rewind(self, length: int) -> bool:
-        """Cut both memories to `length` positions; False if the target's cannot (then clear it)."""
-        if self.length > length and not self.target.truncate(length):
+        """Cut both memories to `length` positions; False if the target's cannot (nothing was cut then)."""
+        if self.length > length and not (self.target.reaches(length) and self.target.truncate(length)):
             return False
+        self._shorten(length, None)
+        return True
+
+    def _shorten(self, length: int, checkpoint: Checkpoint | None) -> None:
+        """Cut the drafter to what the target was cut to, with the help of `checkpoint` if it lost its window."""
         self.length = length
         self.injected = min(self.injected, length)
-        self.drafter.truncate(self.injected)
-        return True
+        if checkpoint is not None and checkpoint.drafter is not None and not self.drafter.reaches(self.injected):
+            self.drafter.restore_part(checkpoint.drafter, checkpoint.length)
+        _cut(self.drafter, self.injected)
+        self.checkpoints.drop_beyond(length)
+
+    def reuse(self, prefix: int) -> int:
+        """Cut both memories to what can stay of a `prefix` shared with the next request; returns its length.
+
+        All of it, unless the target was not drafted for then, or cannot step back so far: then the nearest
+        checkpoint counts, or nothing. A windowed drafter may have dropped some of its window before `prefix`; the
+        target is not made to process those tokens again, which would cost more than it gains.
+        """
+        self.settle()
+        prefix = min(prefix, self.injected) if self.drafting else prefix
+        beyond = self.checkpoints.nearest(prefix + _TAIL)  # a drafter's window can be cut by a few tokens
+        if beyond is not None and beyond.length < prefix:  # but it cannot skip any
+            beyond = None
+        if prefix > 0 and self.length > prefix and self.target.reaches(prefix) and self.target.truncate(prefix):
+            self._shorten(prefix, beyond)
+            return prefix
+        if self.length == prefix:
+            return prefix
+        checkpoint = self.checkpoints.nearest(prefix)
+        if checkpoint is None or checkpoint.target is None:
+            self.target.clear()
+            self.forget()
+            return 0
+        self.target.restore_part(checkpoint.target, checkpoint.length)
+        self._shorten(checkpoint.length, checkpoint)
+        return checkpoint.length
 
     def forget(self, length: int = 0) -> None:
         """Note that the target's memory was replaced from outside and now holds `length` positions."""
+        self.target.replaced()
         self.length = length
         self.injected = 0
         self._pending = (0, 0, 0)
+        self.checkpoints.drop_beyond(0)
         self.drafter.clear()
+
+    def reset(self) -> None:
+        """Empty both memories."""
+        if self.length and not self.target.truncate(0):
+            self.target.clear()
+        self.forget()
+
+    def adopt(self, length: int) -> bool:
+        """Note that someone else went on in the target, to `length` positions; the drafter starts anew behind them.
+
+        Returns whether the logits of the last position are there.
+        """
+        has_logits = self.target.adopt()
+        self._clear_drafter()
+        self.length = self.injected = length
+        self._pending = (0, 0, 0)
+        self._surplus = 0
+        return has_logits
 
     def save(self) -> tuple[bytes, int]:
         """The drafter's memory and how far it reaches."""
         self.settle()
-        return self.drafter.save(), self.injected
+        return self.drafter.save().tobytes(), self.injected
 
     def restore(self, drafter_memory: bytes, injected: int, length: int) -> None:
         """Undo `save`, after the target's memory was restored to `length` positions. Raises NativeError."""
@@ -193,14 +290,9 @@ class Session:
         self.drafter.restore(drafter_memory)
         self.injected = injected
 
-    def reusable(self, prefix: int) -> int:
-        """How much of a shared `prefix` can stay: all of it, unless it was processed while drafting was off.
-
-        A windowed drafter may have dropped some of the window before `prefix`. The target is not made to process
-        those tokens again: that would cost more than it gains, and would not leave its numbers bit for bit alike.
-        """
-        self.settle()
-        return min(prefix, self.injected) if self.drafting else prefix
+    def saved_for_rollback(self) -> Bytes | None:
+        """The target's state before a verify pass, if it keeps no snapshots to step back by; else None."""
+        return self.target.save_part() if self.target.snapshots == 0 else None
 
     def take_pending(self) -> tuple[int, int, int]:
         """Rows of the target's last batch to inject next, (first row, count, position), and forget them."""
@@ -219,11 +311,15 @@ class Session:
         """Rows at the end of the target's last batch that were rejected."""
         return self._surplus
 
-    def finish(self, position: int, block: IntArray, accepted: int, kept: int) -> None:
-        """Close the cycle at `position` that verified `block`: `kept` of its rows stay in the target."""
-        self.length = position + kept
+    def finish(self, position: int, block: IntArray, accepted: int, kept: int, surplus: int) -> None:
+        """Close the cycle at `position` that verified `block`: `kept` of its rows stay in the target.
+
+        `surplus` rejected rows still stand at the end of the target's last batch.
+        """
+        if kept or self.target.snapshots is None:  # else nothing was cut, see `rollback`
+            self.length = position + kept
         self._pending = (0, kept, position)
-        self._surplus = len(block) - kept
+        self._surplus = surplus
         self.recorder.cycle(len(block) - 1, accepted)
         if self.on_cycle is not None:
             self.on_cycle(record_of(position, block, accepted))
@@ -245,3 +341,22 @@ class Session:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def drafter_rows(block_size: int, n_vocab: int) -> int:
+    """Rows per batch of the drafter: its block at least, and so few that their logits take little memory."""
+    return max(block_size, min(_MOST_ROWS, _LOGITS_BYTES // (4 * n_vocab)))
+
+
+def _batches(start: int, stop: int, most: int, marks: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """(first position, end) of batches of `most` tokens that end at every mark."""
+    position = start
+    while position < stop:
+        end = min(position + most, stop, *(mark for mark in marks if mark > position))
+        yield position, end
+        position = end
+
+
+def _cut(drafter: Context, length: int) -> None:
+    if not drafter.truncate(length):
+        raise NativeError(f"the drafter's memory cannot be cut to {length} positions.")

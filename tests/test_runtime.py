@@ -181,12 +181,20 @@ SAMPLERS = {
 }
 
 
+@pytest.fixture
+def matched(drafted):
+    """The drafted object, walking llama.cpp's own sampler."""
+    drafted.verify = "match"
+    yield drafted
+    drafted.verify = "coupled"
+
+
 @pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
-def test_a_seed_gives_the_text_of_plain_llama(plain, drafted, tokens_of, sampling):
-    for llama in (plain, drafted):
+def test_matched_to_llama_cpps_sampler_a_seed_gives_the_text_of_plain_llama(plain, matched, tokens_of, sampling):
+    for llama in (plain, matched):
         llama.set_seed(1234)
     sampling = {"temp": 0.8, **sampling}
-    assert take(drafted, tokens_of[10], 80, **sampling) == take(plain, tokens_of[10], 80, **sampling)
+    assert take(matched, tokens_of[10], 80, **sampling) == take(plain, tokens_of[10], 80, **sampling)
 
 
 def test_grammar_and_logit_bias_hold_under_drafting(plain, drafted, prompts):
@@ -369,9 +377,9 @@ def useless_drafter(drafter_gguf, tmp_path):
 
 
 def test_a_pickled_object_generates_the_same(fresh, tokens_of):
-    llama = fresh(depth=5)
+    llama = fresh(depth=5, verify="rejection")
     copy = pickle.loads(pickle.dumps(llama))
-    assert copy.depth == 5
+    assert (copy.depth, copy.verify) == (5, "rejection")
     assert take(copy, tokens_of[0], 20) == take(llama, tokens_of[0], 20)
     copy.close()
 
@@ -383,7 +391,19 @@ def test_a_closed_object_raises(fresh, tokens_of):
     next(generator)
     llama.close()
     llama.close()
-    for attempt in (lambda: next(generator), lambda: take(llama, tokens_of[0], 1), lambda: setattr(llama, "depth", 3)):
+    assert list(generator) == []
+    for attempt in (
+        lambda: take(llama, tokens_of[0], 1),
+        lambda: setattr(llama, "depth", 3),
+        lambda: llama("x"),
+        lambda: llama.tokenize(b"x"),
+        lambda: llama.eval([5]),
+        llama.sample,
+        llama.reset,
+        llama.save_state,
+        llama.token_eos,
+        llama.n_ctx,
+    ):
         with pytest.raises(NativeError, match="closed"):
             attempt()
 

@@ -4,8 +4,9 @@ A failed GGML_ASSERT kills the interpreter, so every wrapper here checks what ll
 NativeError instead.
 """
 
-from dflash2.native.batch import FloatArray, IntArray
+from dflash2.native.batch import Bytes, FloatArray, IntArray
 from dflash2.native.context import Context
+from dflash2.native.devices import device_names, gpu_names
 from dflash2.native.loader import (
     LIBRARY_VARIABLE,
     Library,
@@ -23,6 +24,7 @@ from dflash2.native.tokenizer import Tokenizer
 __all__ = [
     "LIBRARY_VARIABLE",
     "AttentionOptions",
+    "Bytes",
     "Context",
     "ContextOptions",
     "FloatArray",
@@ -33,6 +35,8 @@ __all__ = [
     "Placement",
     "Support",
     "Tokenizer",
+    "device_names",
+    "gpu_names",
     "knows_architecture",
     "library",
     "quantize_gguf",

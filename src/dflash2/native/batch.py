@@ -12,6 +12,7 @@ from dflash2.native.options import Outputs
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 SEQUENCE = 0  # the only sequence of a context of ours
 _POSITIONS_PER_FEATURE = 4  # M-RoPE: (p, p, p, 0); other drafters read the first section only
