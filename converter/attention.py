@@ -9,6 +9,7 @@ from dflash2.errors import UnsupportedCheckpointError
 _SLIDES = {"full_attention": False, "sliding_attention": True}
 # transformers' Qwen3Config: layers from this index on slide when `layer_types` is absent.
 _DEFAULT_MAX_WINDOW_LAYERS = 28
+_DROPPED = "{reason}: sliding layers get no window and keep their causality."
 
 
 def read_attention(
@@ -25,7 +26,7 @@ def read_attention(
     if one_rule is None:
         one_rule = drafter.flag("causal")
     if drafter.flag("use_swa"):
-        return _every_layer_slides(config, drafter, named, one_rule), ()
+        return _every_layer_slides(config, drafter, named, one_rule, sliding_window)
     window, notes = _window(config, sliding_window) if any(named) else (None, ())
     attention = Attention(
         sliding=named,
@@ -36,7 +37,18 @@ def read_attention(
     return attention, notes
 
 
-def _every_layer_slides(config: Fields, drafter: Fields, named: tuple[bool, ...], one_rule: bool | None) -> Attention:
+def read_layers(
+    config: Fields, layers: int, sliding_window: bool | None, causal: bool
+) -> tuple[Attention, tuple[str, ...]]:
+    """Like `read_attention` for a dialect that states one causality for all its layers."""
+    named = _sliding_layers(config, layers)
+    window, notes = _window(config, sliding_window) if any(named) else (None, ())
+    return Attention(named, window, causal_full=causal, causal_sliding=causal), notes
+
+
+def _every_layer_slides(
+    config: Fields, drafter: Fields, named: tuple[bool, ...], one_rule: bool | None, chosen: bool | None
+) -> tuple[Attention, tuple[str, ...]]:
     """`use_swa` puts a window on every layer; causality still follows the kind that `layer_types` names."""
     window = drafter.optional_integer("swa_window_size") or config.optional_integer("sliding_window")
     if window is None:
@@ -46,7 +58,8 @@ def _every_layer_slides(config: Fields, drafter: Fields, named: tuple[bool, ...]
             f"{config.path}: 'use_swa' with mixed 'layer_types' needs 'is_causal', or layers of one cache would differ."
         )
     causal = named[0] if one_rule is None else one_rule
-    return Attention((True,) * len(named), window, causal, causal)
+    notes = (_DROPPED.format(reason="By your choice"),) if chosen is False else ()
+    return Attention((True,) * len(named), None if notes else window, causal, causal), notes
 
 
 def _window(config: Fields, chosen: bool | None) -> tuple[int | None, tuple[str, ...]]:
@@ -54,7 +67,7 @@ def _window(config: Fields, chosen: bool | None) -> tuple[int | None, tuple[str,
     wanted = config.flag("use_sliding_window")
     if chosen is False or (chosen is None and wanted is False):
         reason = "By your choice" if chosen is False else "'use_sliding_window' is false"
-        return None, (f"{reason}: sliding layers get no window and keep their causality.",)
+        return None, (_DROPPED.format(reason=reason),)
     window = config.integer("sliding_window")
     if chosen or wanted is None:
         reason = "By your choice" if chosen else "'use_sliding_window' is absent"

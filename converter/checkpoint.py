@@ -7,20 +7,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dflash2.converter.dialects import locate
 from dflash2.converter.fields import load_json_object
 from dflash2.converter.safetensors_file import StoredTensor, read_safetensors
 from dflash2.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
 _SHARD_NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+# Distributed checkpoints name the writer too, and any writer's file fills the place.
+_WRITER = re.compile(r"shard-\d{5}-(?=.+-\d{5}-of-\d{5}\.safetensors)")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
 def read_tensors(folder: Path, rename: Callable[[str], str]) -> Mapping[str, StoredTensor]:
-    """All tensors of the checkpoint by the name that `rename` gives them.
+    """All tensors of the drafter in `folder` (see `dialects.locate`) by the name that `rename` gives them.
 
     Raises CheckpointError for a missing shard, a tensor that appears twice, or files that disagree with the index.
     """
+    folder = locate(folder).weights
     index = _find_index(folder)
     files = _indexed_files(folder, index) if index else _listed_files(folder)
     stored = [tensor for file in files for tensor in read_safetensors(file)]
@@ -74,9 +78,9 @@ def _listed_files(folder: Path) -> list[Path]:
         pickled = next((file for pattern in _PICKLES for file in sorted(folder.glob(pattern))), None)
         hint = f"; {pickled.name} is a pickle, which is never loaded, save it as safetensors" if pickled else ""
         raise CheckpointError(f"{folder} has no .safetensors file{hint}.")
-    present = {file.name for file in files}
-    for file in files:
-        if match := _SHARD_NUMBER.fullmatch(file.name):
+    present = {_WRITER.sub("", file.name) for file in files}
+    for name in sorted(present):
+        if match := _SHARD_NUMBER.fullmatch(name):
             for number in range(1, int(match["count"]) + 1):
                 wanted = f"{match['stem']}-{number:05d}-of-{match['count']}.safetensors"
                 if wanted not in present:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -76,7 +76,11 @@ class Rope:
 class DrafterConfig:
     """Everything a drafter's config.json says, normalised. Sizes are counts; `taps` are Hugging Face layer ids.
 
-    A tap id is the *output* of that target layer; GGUF names the next layer's input, one higher.
+    A tap id is the *output* of that target layer, -1 the embedding's; GGUF names the next layer's input, one higher.
+    `activation` is a name that llama.cpp reads, None for its own SiLU. `draft_vocab_size` is set for an own head with
+    fewer rows than the vocabulary. `mask_embedding` [hidden_size] replaces the mask token's row of the target's
+    embedding. `attention_bias` and `attention_sinks` say which tensors the checkpoint must have, `unused_tensors`
+    which it may have although no drafting needs them.
     """
 
     architecture: str
@@ -100,6 +104,12 @@ class DrafterConfig:
     logit_softcap: float | None = None
     embedding_scale: float | None = None
     attention_value_scale: float | None = None
+    activation: str | None = None
+    attention_bias: bool = False
+    attention_sinks: bool = False
+    draft_vocab_size: int | None = None
+    unused_tensors: tuple[str, ...] = ()
+    mask_embedding: tuple[float, ...] | None = field(default=None, repr=False)
     own_embeddings: bool = True
     tied_embeddings: bool = False
     target_layers: int | None = None

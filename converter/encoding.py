@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
 from dflash2.converter.plan import PlannedTensor
 from dflash2.converter.sources import Bytes, Floats, n_bytes, row_count, row_length
 from dflash2.errors import CheckpointError
 
-OutType = Literal["f32", "f16", "bf16", "q8_0"]
-OUT_TYPES: tuple[OutType, ...] = get_args(OutType)
-
 _Type = GGMLQuantizationType
-STORAGE = {"f32": _Type.F32, "f16": _Type.F16, "bf16": _Type.BF16, "q8_0": _Type.Q8_0}
-FILE_TYPES = {
-    "f32": LlamaFileType.ALL_F32,
-    "f16": LlamaFileType.MOSTLY_F16,
-    "bf16": LlamaFileType.MOSTLY_BF16,
-    "q8_0": LlamaFileType.MOSTLY_Q8_0,
-}
 _F16_MAX = 65504.0
 # Largest magnitude each type can hold; Q8_0 keeps an F16 scale of the largest value over 127.
 _LIMITS = {_Type.F16: _F16_MAX, _Type.Q8_0: _F16_MAX * 127}
-# As upstream: rows that are no multiple of the block size.
-_FALLBACK = _Type.F16
 # Exponent bits: all of them set means infinity or NaN.
 _EXPONENTS = {
     _Type.BF16: (np.uint16, 0x7F80),
@@ -41,10 +28,11 @@ _CHUNK_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A planned tensor with the type it is stored as."""
+    """A planned tensor with the type it is stored as; `limit` is the largest magnitude allowed, None the type's own."""
 
     planned: PlannedTensor
     type: GGMLQuantizationType
+    limit: float | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -66,19 +54,6 @@ class Chunk:
         return n_bytes(self.start * row_length(self.tensor.planned.source), self.tensor.type)
 
 
-def choose_type(planned: PlannedTensor, outtype: OutType) -> EncodedTensor:
-    """Norms, vectors and tensors without `.weight` stay F32 (as upstream); others get the wanted type."""
-    wanted = STORAGE[outtype]
-    name = planned.name
-    if planned.source.raw_type in _KEPT:
-        wanted = planned.source.raw_type
-    elif len(planned.shape) == 1 or name.endswith("_norm.weight") or not name.endswith(".weight"):
-        wanted = _Type.F32
-    elif planned.shape[-1] % GGML_QUANT_SIZES[wanted][0]:
-        wanted = _FALLBACK
-    return EncodedTensor(planned, wanted)
-
-
 def chunks(tensor: EncodedTensor) -> tuple[Chunk, ...]:
     """The tensor in pieces of about a million values."""
     source = tensor.planned.source
@@ -93,17 +68,25 @@ def encode(chunk: Chunk) -> Bytes:
         data = source.raw(chunk.start, chunk.count)
         if wanted in _EXPONENTS and not _finite(data, wanted):
             raise _not_finite(chunk)
+        if chunk.tensor.limit is not None:
+            _check_range(chunk, source.rows(chunk.start, chunk.count), chunk.tensor.limit)
         return data
     rows = source.rows(chunk.start, chunk.count)
     if not _finite(rows, _Type.F32):
         raise _not_finite(chunk)
-    limit = _LIMITS.get(wanted)
-    if limit is not None and not -limit <= float(rows.min()) <= float(rows.max()) <= limit:
-        raise CheckpointError(
-            f"{source.label} has values that {wanted.name} cannot hold (beyond +-{limit:.0f}); convert with outtype"
-            " bf16 or f32."
-        )
+    limit = chunk.tensor.limit or _LIMITS.get(wanted)
+    if limit is not None:
+        _check_range(chunk, rows, limit)
     return quantize(rows, wanted).reshape(-1).view(np.uint8)
+
+
+def _check_range(chunk: Chunk, rows: Floats, limit: float) -> None:
+    if not -limit <= float(rows.min()) <= float(rows.max()) <= limit:
+        what = "a quantised type" if chunk.tensor.limit else chunk.tensor.type.name
+        raise CheckpointError(
+            f"{chunk.tensor.planned.source.label} has values that {what} cannot hold (beyond +-{limit:.0f}); convert"
+            " with outtype bf16 or f32."
+        )
 
 
 def _finite(values: Bytes | Floats, stored_as: GGMLQuantizationType) -> bool:
@@ -115,7 +98,3 @@ def _not_finite(chunk: Chunk) -> CheckpointError:
     return CheckpointError(
         f"{chunk.tensor.planned.source.label} has values that are infinite or not a number; download it again."
     )
-
-
-# Types that a source brings and nobody may change: token ids.
-_KEPT = (_Type.I64,)

@@ -98,6 +98,14 @@ class Fields:
             raise self.wrong(key, f"is {_show(value)}, not a list of integers from 0")
         return tuple(value)
 
+    def agreed(self, key: str, flag: str) -> Fields:
+        """These fields, unless two levels give `key` different values: then one is junk, and `flag` settles which."""
+        values = [scope[key] for scope in self.scopes if scope.get(key) is not None]
+        if any(value != values[0] for value in values):
+            shown = " and ".join(_show(value) for value in values)
+            raise self.wrong(key, f"is {shown} at different levels; correct one, or give it with {flag}")
+        return self
+
     def section(self, key: str) -> JsonObject:
         """A JSON object, empty if absent."""
         value = self.get(key)

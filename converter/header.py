@@ -27,7 +27,7 @@ def header(architecture: str, metadata: Sequence[Entry], tensors: Sequence[Tenso
     entries = (Entry("general.architecture", architecture, STRING), *metadata)
     parts = [struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(tensors), len(entries))]
     for entry in entries:
-        parts += [_string(entry.key), _typed(entry.value, entry.type)]
+        parts += [_string(entry.key), _typed(entry.value, entry.type) if entry.encoded is None else entry.encoded]
     for name, shape, kind, offset in tensors:
         parts += [_string(name), struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, offset)]
     return padded(b"".join(parts))

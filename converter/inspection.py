@@ -1,23 +1,28 @@
-"""What a GGUF file is: a drafter with its cycle facts, or any other model with its basic ones."""
+"""What a GGUF file or a checkpoint folder is: a drafter with its cycle facts, or another model with its basic ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from gguf.constants import LlamaFileType
 
-from dflash2.constants import DRAFTER_ARCHITECTURE
-from dflash2.converter.config import Attention, Convolution, Selector
+from dflash2.converter.checkpoint_facts import CheckpointFacts, read_checkpoint_facts
+from dflash2.converter.drafter_checks import drafter_findings
+from dflash2.converter.drafter_facts import DrafterFacts, drafter_facts
+from dflash2.converter.findings import Finding, problems
+from dflash2.converter.forks import is_drafter, read_spelling
+from dflash2.converter.inspection_json import inspection_dict
+from dflash2.converter.inspection_rows import Row, rows_of
+from dflash2.errors import CheckpointError, GGUFError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
 
-Row = tuple[str, str]
+Kind = Literal["drafter", "fork drafter", "model", "checkpoint"]
 
-# Tensor that makes llama.cpp treat a drafter as DFlash 2.
-_SELECTOR_TENSOR = "selector_hidden.weight"
-_MISSING = "missing"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -30,41 +35,21 @@ class TypeUse:
 
 
 @dataclass(frozen=True)
-class RopeFacts:
-    """Rope keys of a drafter GGUF; `sections` are set for M-RoPE targets."""
+class Shard:
+    """Place of one file in a split GGUF, counted from 1; `n_tensors` of all files together."""
 
-    theta: float | None
-    scaling: str | None
-    factor: float | None
-    sections: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class DrafterFacts:
-    """Cycle facts of a drafter GGUF; None where the file lacks the key.
-
-    `taps` are GGUF layer ids (the layer whose input is read); `hf_taps` the ids of config.json, one lower.
-    """
-
-    version: int
-    block_size: int | None
-    mask_token_id: int | None
-    taps: tuple[int, ...]
-    attention: Attention
-    convolution: Convolution | None
-    selector: Selector | None
-    rope: RopeFacts
-    own_embeddings: bool
-
-    @property
-    def hf_taps(self) -> tuple[int, ...]:
-        """Tap ids as the Hugging Face config counts them."""
-        return tuple(tap - 1 for tap in self.taps)
+    number: int
+    count: int
+    n_tensors: int | None
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One GGUF file: sizes are counts, `n_bytes` the file's size, `drafter` None unless it is a DFlash drafter."""
+    """One GGUF file or checkpoint folder: sizes are counts, `n_bytes` those of the file or of the tensors' data.
+
+    `kind` says what it is, `drafter` is set for GGUF drafters (a fork's ones read as upstream would spell them),
+    `checkpoint` for folders. `problems` are the failed checks of a drafter GGUF by itself.
+    """
 
     path: Path
     n_bytes: int
@@ -79,127 +64,116 @@ class Inspection:
     types: tuple[TypeUse, ...]
     tensors: tuple[TensorInfo, ...] = field(repr=False)
     drafter: DrafterFacts | None = None
+    kind: Kind = "model"
+    license: str | None = None
+    shard: Shard | None = None
+    checkpoint: CheckpointFacts | None = None
+    problems: tuple[Finding, ...] = ()
 
     def rows(self) -> tuple[Row, ...]:
         """(label, value) pairs, ready for a table."""
-        drafter = tuple(_drafter_rows(self.drafter)) if self.drafter else ()
-        return (
-            ("file", str(self.path)),
-            ("kind", self._kind()),
-            ("name", self.name or _MISSING),
-            ("layers", _count(self.layers)),
-            ("hidden size", _count(self.hidden_size)),
-            ("context", _count(self.context_length, "tokens")),
-            ("vocabulary", _count(self.vocab_size, "tokens")),
-            *drafter,
-            ("parameters", f"{self.n_parameters:,}"),
-            ("file type", self.file_type or _MISSING),
-            *((f"stored as {use.type_name}", f"{use.n_tensors} tensors, {use.n_bytes:,} bytes") for use in self.types),
-            ("file size", f"{self.n_bytes:,} bytes"),
-        )
+        return rows_of(self)
 
-    def _kind(self) -> str:
-        if self.drafter is None:
-            return f"{self.architecture or 'unnamed'} model"
-        return "DFlash 2 drafter" if self.drafter.version == 2 else "DFlash drafter (v1, no selector)"
+    def to_dict(self, *, tensors: bool = False) -> dict[str, object]:
+        """JSON values; the schema is in docs/inspect.md. `tensors` adds the list of all of them."""
+        return inspection_dict(self, tensors=tensors)
 
 
-def inspect(path: Path) -> Inspection:
-    """Read the header of a GGUF file; raises GGUFError if it cannot be read."""
-    info = read_gguf_info(Path(path))
-    tokens = info.metadata.get("tokenizer.ggml.tokens")
+def inspect(path: Path | str) -> Inspection:
+    """Say what the GGUF file or the checkpoint folder at `path` is; no weights are read.
+
+    Raises:
+        GGUFError: a file that cannot be read or is no GGUF.
+        CheckpointError: a folder without a readable config.json.
+    """
+    if not str(path):
+        raise GGUFError("the path is empty; give a GGUF file or the folder of a checkpoint.")
+    path = Path(path)
+    if path.is_dir():
+        return _inspect_folder(path)
+    if path.is_file() and (path.suffix in _WEIGHTS or path.name == "config.json"):
+        raise GGUFError(f"{path} is one file of a checkpoint; give its folder, {path.parent}.")
+    return _inspect_gguf(read_gguf_info(path))
+
+
+def _inspect_gguf(info: GGUFInfo) -> Inspection:
+    kind: Kind = "model"
+    facts: DrafterFacts | None = None
+    failed: tuple[Finding, ...] = ()
+    read = info
+    if is_drafter(info):
+        spelling = read_spelling(info)
+        read = spelling.info
+        kind = "fork drafter" if spelling.fork else "drafter"
+        facts = drafter_facts(read)
+        # One file of several holds neither all tensors nor, after the first, the metadata.
+        failed = () if _shard(info) else problems(drafter_findings(spelling, facts))
+    tokens = read.metadata.get("tokenizer.ggml.tokens")
     return Inspection(
         path=info.path,
         n_bytes=info.path.stat().st_size,
         architecture=info.architecture,
         name=_text(info, "general.name"),
         file_type=_file_type(info),
-        layers=info.integer(info.own("block_count")),
-        hidden_size=info.integer(info.own("embedding_length")),
-        context_length=info.integer(info.own("context_length")),
+        layers=read.integer(read.own("block_count")),
+        hidden_size=read.integer(read.own("embedding_length")),
+        context_length=read.integer(read.own("context_length")),
         vocab_size=len(tokens) if isinstance(tokens, tuple) else None,
         n_parameters=sum(math.prod(tensor.shape) for tensor in info.tensors),
-        types=_type_uses(info.tensors),
+        types=_type_uses((tensor.type_name, tensor.n_bytes) for tensor in info.tensors),
         tensors=info.tensors,
-        drafter=_drafter_facts(info) if info.architecture == DRAFTER_ARCHITECTURE else None,
+        drafter=facts,
+        kind=kind,
+        license=_text(info, "general.license.name") or _text(info, "general.license"),
+        shard=_shard(info),
+        problems=failed,
     )
 
 
-def _drafter_facts(info: GGUFInfo) -> DrafterFacts:
-    has_selector = _SELECTOR_TENSOR in info.tensor_names
-    return DrafterFacts(
-        version=2 if has_selector else 1,
-        block_size=info.integer(info.own("block_size")),
-        mask_token_id=info.integer("tokenizer.ggml.mask_token_id"),
-        taps=_integers(info, "target_layers"),
-        attention=_attention(info),
-        convolution=Convolution(_number(info, "conv_kernel_size"), _number(info, "conv_group_size"))
-        if has_selector
-        else None,
-        selector=Selector(_number(info, "selector_rank"), _number(info, "selector_top_k")) if has_selector else None,
-        rope=RopeFacts(
-            theta=_float(info, "rope.freq_base"),
-            scaling=_text(info, info.own("rope.scaling.type")),
-            factor=_float(info, "rope.scaling.factor"),
-            sections=_integers(info, "rope.dimension_sections"),
-        ),
-        own_embeddings="token_embd.weight" in info.tensor_names,
+def _inspect_folder(folder: Path) -> Inspection:
+    if not (folder / "config.json").is_file():
+        held = sorted(folder.glob("*.gguf"))
+        hint = f"give one of its GGUF files, e.g. {held[0]}" if held else "give a GGUF file or a checkpoint folder"
+        raise CheckpointError(f"{folder} has no config.json; {hint}.")
+    facts = read_checkpoint_facts(folder)
+    config = facts.config
+    tensors = tuple(
+        TensorInfo(tensor.name, tuple(reversed(tensor.shape)), tensor.dtype, tensor.offset, tensor.n_bytes)
+        for tensor in facts.tensors
+    )
+    return Inspection(
+        path=folder,
+        n_bytes=sum(tensor.n_bytes for tensor in tensors),
+        architecture=facts.dialect or "",
+        name=folder.resolve().name,
+        file_type=None,
+        layers=config.layers if config else None,
+        hidden_size=config.hidden_size if config else None,
+        context_length=config.context_length if config else None,
+        vocab_size=config.vocab_size if config else None,
+        n_parameters=sum(math.prod(tensor.shape) for tensor in tensors),
+        types=_type_uses((tensor.type_name, tensor.n_bytes) for tensor in tensors),
+        tensors=tensors,
+        kind="checkpoint",
+        license=facts.license,
+        checkpoint=facts,
     )
 
 
-def _attention(info: GGUFInfo) -> Attention:
-    """As the loader reads it: one flag, false if absent; our own key overrides it for sliding layers."""
-    window = info.integer(info.own("attention.sliding_window")) or None
-    pattern = info.metadata.get(info.own("attention.sliding_window_pattern"))
-    layers = info.integer(info.own("block_count")) or 0
-    causal = bool(info.metadata.get(info.own("attention.causal"), False))
-    return Attention(
-        sliding=tuple(bool(item) for item in pattern) if window and isinstance(pattern, tuple) else (False,) * layers,
-        window=window,
-        causal_full=causal,
-        causal_sliding=bool(info.metadata.get(info.own("attention.causal_swa"), causal)),
-    )
-
-
-def _drafter_rows(facts: DrafterFacts) -> Iterator[Row]:
-    yield "block size", _count(facts.block_size, "tokens")
-    yield "mask token", _count(facts.mask_token_id)
-    yield "taps (input of target layer)", _list(facts.taps)
-    yield "taps (Hugging Face ids)", _list(facts.hf_taps)
-    attention = facts.attention
-    n_sliding = sum(attention.sliding)
-    if n_sliding:
-        yield (
-            "sliding layers",
-            f"{n_sliding}, window {attention.window} tokens, {_causality(attention.causal_sliding)}",
-        )
-    if n_sliding < len(attention.sliding):
-        yield "full layers", f"{len(attention.sliding) - n_sliding}, {_causality(attention.causal_full)}"
-    if facts.convolution:
-        yield "convolution", f"{facts.convolution.taps} taps, groups of {facts.convolution.group} channels"
-    if facts.selector:
-        yield "selector", f"top {facts.selector.top_k}, rank {facts.selector.rank}"
-    yield "rope", _rope_text(facts.rope)
-    yield "embeddings and head", "its own" if facts.own_embeddings else "the target's"
-
-
-def _rope_text(rope: RopeFacts) -> str:
-    parts = [f"theta {rope.theta:g}" if rope.theta is not None else "theta missing"]
-    if rope.scaling:
-        parts.append(f"{rope.scaling} x{rope.factor:g}" if rope.factor is not None else rope.scaling)
-    if rope.sections:
-        parts.append(f"M-RoPE sections {_list(rope.sections)}")
-    return ", ".join(parts)
-
-
-def _type_uses(tensors: tuple[TensorInfo, ...]) -> tuple[TypeUse, ...]:
+def _type_uses(tensors: Iterable[tuple[str, int]]) -> tuple[TypeUse, ...]:
     """Types in order of the bytes they take, most first."""
-    names = {tensor.type_name for tensor in tensors}
-    uses = []
-    for name in names:
-        sizes = [tensor.n_bytes for tensor in tensors if tensor.type_name == name]
-        uses.append(TypeUse(name, len(sizes), sum(sizes)))
+    sizes: dict[str, list[int]] = {}
+    for name, n_bytes in tensors:
+        sizes.setdefault(name, []).append(n_bytes)
+    uses = (TypeUse(name, len(held), sum(held)) for name, held in sizes.items())
     return tuple(sorted(uses, key=lambda use: (-use.n_bytes, use.type_name)))
+
+
+def _shard(info: GGUFInfo) -> Shard | None:
+    count = info.integer("split.count")
+    if count is None or count < 2:
+        return None
+    return Shard((info.integer("split.no") or 0) + 1, count, info.integer("split.tensors.count"))
 
 
 def _file_type(info: GGUFInfo) -> str | None:
@@ -213,29 +187,3 @@ def _file_type(info: GGUFInfo) -> str | None:
 def _text(info: GGUFInfo, key: str) -> str | None:
     value = info.metadata.get(key)
     return value if isinstance(value, str) else None
-
-
-def _float(info: GGUFInfo, suffix: str) -> float | None:
-    value = info.metadata.get(info.own(suffix))
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _number(info: GGUFInfo, suffix: str) -> int:
-    return info.integer(info.own(suffix)) or 0
-
-
-def _integers(info: GGUFInfo, suffix: str) -> tuple[int, ...]:
-    value = info.metadata.get(info.own(suffix))
-    return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
-
-
-def _count(value: int | None, unit: str = "") -> str:
-    return _MISSING if value is None else f"{value} {unit}".strip()
-
-
-def _list(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values)) if values else _MISSING
-
-
-def _causality(causal: bool) -> str:
-    return "causal" if causal else "not causal"

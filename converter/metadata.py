@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -11,36 +11,52 @@ from gguf.constants import GGML_QUANT_VERSION, LlamaFileType
 from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.config import DrafterConfig, RopeScaling
 from dflash2.converter.entry import BOOL, BOOLS, F32, INTEGERS, STRING, STRINGS, U32, Entry
-from dflash2.converter.target import Target
-from dflash2.errors import CheckpointError
+from dflash2.converter.provenance import InputFile, input_entries, source_entries
+from dflash2.converter.target_facts import Target
+from dflash2.hub import Snapshot
+from dflash2.model_card import read_card
 
-_TOKENIZER = "tokenizer."
 _MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 
 
 def build_metadata(
-    config: DrafterConfig, target: Target, folder: Path, file_type: LlamaFileType, n_parameters: int
-) -> tuple[Entry, ...]:
-    """All keys of the file: origin, drafter, tokenizer of the target."""
-    return (
-        *_general(config, folder, n_parameters),
+    config: DrafterConfig,
+    target: Target,
+    drafter: Snapshot,
+    file_type: LlamaFileType,
+    n_parameters: int,
+    *,
+    target_source: Snapshot | None = None,
+    inputs: Sequence[InputFile] = (),
+) -> tuple[tuple[Entry, ...], Mapping[str, Callable[[], str]]]:
+    """All keys of the file (origin, drafter, tokenizer of the target), and those that wait for the hash of a file.
+
+    The mapping goes to `write_gguf(hashed=...)`, which calls them while it writes the tensors.
+    """
+    source = target_source or Snapshot(target.path)
+    hashes, pending = input_entries(inputs)
+    entries = (
+        *_general(config, drafter, source, n_parameters),
+        *source_entries(drafter, source),
         Entry("general.file_type", int(file_type), U32),
         Entry("general.quantization_version", GGML_QUANT_VERSION, U32),
         *(Entry(f"{DRAFTER_ARCHITECTURE}.{entry.key}", entry.value, entry.type) for entry in _drafter(config, target)),
+        *hashes,
         *_tokenizer(config, target),
     )
+    return entries, pending
 
 
-def _general(config: DrafterConfig, folder: Path, n_parameters: int) -> Iterator[Entry]:
-    """Name, size label, licence and base models by upstream's own rules (model card, then folder name)."""
+def _general(config: DrafterConfig, drafter: Snapshot, target: Snapshot, n_parameters: int) -> Iterator[Entry]:
+    """Name, size label, licence and base models by upstream's own rules (model card, then repository or folder)."""
     yield Entry("general.type", "model", STRING)
-    try:
-        card = gguf.Metadata.load_model_card(folder)
-    except Exception as error:  # whatever the YAML parser of gguf raises
-        raise CheckpointError(f"{folder / 'README.md'} has no readable model card; correct or remove it.") from error
-    path = folder.resolve()
+    card = dict(read_card(drafter.path))
+    if target.repo_id:
+        card.setdefault("base_model", target.repo_id)
+    # The folder of a snapshot is named by its commit.
+    path = Path(drafter.repo_id) if drafter.repo_id else drafter.path.resolve()
     found = gguf.Metadata.apply_metadata_heuristic(
-        gguf.Metadata(), _plain(card), {"_name_or_path": config.name_or_path}, path, n_parameters
+        gguf.Metadata(), card, {"_name_or_path": drafter.repo_id or config.name_or_path}, path, n_parameters
     )
     found.name = found.name or path.name
     found.size_label = found.size_label or gguf.size_label(n_parameters, 0, 0, 0)
@@ -56,15 +72,6 @@ def _general(config: DrafterConfig, folder: Path, n_parameters: int) -> Iterator
             yield Entry(key, tuple(value), STRINGS)
         elif isinstance(value, int):
             yield Entry(key, value, U32)
-
-
-def _plain(card: dict[str, object]) -> dict[str, object]:
-    """Only strings and lists of strings of a model card: its YAML may hold anything."""
-    return {
-        key: value
-        for key, value in card.items()
-        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-    }
 
 
 def _drafter(config: DrafterConfig, target: Target) -> Iterator[Entry]:
@@ -88,6 +95,8 @@ def _drafter(config: DrafterConfig, target: Target) -> Iterator[Entry]:
         yield Entry("conv_group_size", config.convolution.group, U32)
         yield Entry("selector_rank", config.selector.rank, U32)
         yield Entry("selector_top_k", config.selector.top_k, U32)
+    if config.activation:
+        yield Entry("hidden_activation", config.activation, STRING)
     for key, value in (
         ("logit_scale", config.logit_scale),
         ("final_logit_softcapping", config.logit_softcap),
@@ -134,8 +143,5 @@ def _rope_scaling(scaling: RopeScaling) -> Iterator[Entry]:
 
 def _tokenizer(config: DrafterConfig, target: Target) -> Iterator[Entry]:
     """Every tokenizer key of the target as it is, except the mask token, which is the drafter's own."""
-    for key, value in target.info.metadata.items():
-        # The GGUF writer has no empty arrays; readers treat them as absent.
-        if key.startswith(_TOKENIZER) and key != _MASK_TOKEN and value != ():
-            yield Entry(key, value, target.info.value_types[key])
+    yield from target.tokenizer
     yield Entry(_MASK_TOKEN, config.mask_token_id, U32)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dflash2.converter.biases import zero_biases
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.safetensors_file import StoredTensor
 from dflash2.converter.sources import Computed, HalfSplit, Source, Stored
+from dflash2.converter.vocabulary import target_ids
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 _Row = tuple[str, str, tuple[str, ...]]
@@ -49,8 +50,10 @@ _CONVOLUTION_LAYER: tuple[_Row, ...] = (
     ("mlp_conv.base_kernel", "ffn_conv_base", ("sides", "kernel", "hidden")),
     ("mlp_conv.kernel_projection.weight", "ffn_conv_proj.weight", ("kernels", "hidden")),
 )
+_SINKS: _Row = ("self_attn.attention_sink_bias", "attn_sinks.weight", ("heads",))
 _EMBEDDING: _Row = ("embed_tokens.weight", "token_embd.weight", ("vocab", "hidden"))
 _HEAD: _Row = ("lm_head.weight", "output.weight", ("vocab", "hidden"))
+_DRAFT_HEAD: _Row = ("lm_head.weight", "output.weight", ("draft_vocab", "hidden"))
 # Buffers that exports carry although they follow from the config.
 _COMPUTED_SUFFIX = "rotary_emb.inv_freq"
 _FLOATS = ("BF16", "F16", "F32")
@@ -89,38 +92,46 @@ class TensorPlan:
         return sum(tensor.n_elements for tensor in self.tensors)
 
 
-def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> TensorPlan:
+def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Source]) -> TensorPlan:
     """Match the checkpoint in `folder` against what `config` implies, tensor for tensor.
 
     Raises CheckpointError for a tensor that is missing, of another shape or unknown to the plan,
     UnsupportedCheckpointError for one that is not stored as BF16, F16 or F32.
     """
-    rows, dropped, notes = _rows(config, stored)
+    rows, dropped, notes = _rows(folder, config, stored)
     sizes = _sizes(config)
     planned = []
     for source, name, symbols in rows:
         if source not in stored:
             raise CheckpointError(f"{folder} lacks the tensor {source!r}; download its safetensors files again.")
         shape = tuple(sizes[symbol] for symbol in symbols)
-        values = _stored(stored[source], shape)
+        values = _checked(stored[source], shape)
         reorder = not config.rope.neox and name.endswith(_ROPED)
         planned.append(PlannedTensor(name, HalfSplit(values, config.head_dim) if reorder else values))
-    known = {source for source, _, _ in rows} | dropped
-    for source, tensor in stored.items():
+    known = {source for source, _, _ in rows} | dropped | set(config.unused_tensors)
+    for source, values in stored.items():
         if source not in known and not source.endswith(_COMPUTED_SUFFIX):
             raise CheckpointError(
-                f"{tensor.path}: tensor {tensor.name!r} does not belong to a {config.architecture} of {config.layers}"
+                f"{values.label} does not belong to a {config.architecture} of {config.layers}"
                 " layers; converting without it would change the drafter."
             )
+    if config.draft_vocab_size:
+        planned.append(PlannedTensor("d2t", target_ids(folder, stored, config.draft_vocab_size, config.vocab_size)))
     if config.rope.frequency_factors:
         factors = np.array(config.rope.frequency_factors, np.float32)
         planned.append(PlannedTensor("rope_freqs.weight", Computed(factors, "the rope factors of config.json")))
     return TensorPlan(tuple(planned), notes)
 
 
-def _rows(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> tuple[list[_Row], set[str], tuple[str, ...]]:
+def _rows(
+    folder: Path, config: DrafterConfig, stored: Mapping[str, Source]
+) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     embeddings, dropped, notes = _embedding_rows(config, stored)
-    layer_rows = _LAYER + (_CONVOLUTION_LAYER if config.convolution else ())
+    if config.attention_bias:
+        biases, bias_notes = zero_biases(folder, config.layers, stored)
+        dropped, notes = dropped | biases, notes + bias_notes
+    has_sinks = config.attention_sinks or any(name.endswith(_SINKS[0]) for name in stored)
+    layer_rows = _LAYER + (_CONVOLUTION_LAYER if config.convolution else ()) + ((_SINKS,) if has_sinks else ())
     layers = [
         (f"layers.{layer}.{source}", f"blk.{layer}.{name}", symbols)
         for layer in range(config.layers)
@@ -130,10 +141,13 @@ def _rows(config: DrafterConfig, stored: Mapping[str, StoredTensor]) -> tuple[li
 
 
 def _embedding_rows(
-    config: DrafterConfig, stored: Mapping[str, StoredTensor]
+    config: DrafterConfig, stored: Mapping[str, Source]
 ) -> tuple[list[_Row], set[str], tuple[str, ...]]:
     """Own embeddings and head both or neither: with one of them the loader would tie or mix it with the target's."""
     present = [row for row in (_EMBEDDING, _HEAD) if row[0] in stored]
+    if config.draft_vocab_size:
+        # A head of fewer rows is the drafter's own; the embeddings may still be the target's.
+        return [row for row in present if row == _EMBEDDING] + [_DRAFT_HEAD], set(), ()
     if config.own_embeddings and len(present) == 2:
         return present, set(), ()
     if config.own_embeddings and present == [_EMBEDDING] and config.tied_embeddings:
@@ -152,6 +166,8 @@ def _sizes(config: DrafterConfig) -> dict[str, int]:
         "head": config.head_dim,
         "ffn": config.feed_forward_size,
         "vocab": config.vocab_size,
+        "draft_vocab": config.draft_vocab_size or 0,
+        "heads": config.heads,
     }
     if config.convolution and config.selector:
         taps, groups = config.convolution.taps, config.hidden_size // config.convolution.group
@@ -159,13 +175,11 @@ def _sizes(config: DrafterConfig) -> dict[str, int]:
     return sizes
 
 
-def _stored(tensor: StoredTensor, shape: tuple[int, ...]) -> Source:
-    if tensor.dtype not in _FLOATS:
+def _checked(source: Source, shape: tuple[int, ...]) -> Source:
+    if isinstance(source, Stored) and source.tensor.dtype not in _FLOATS:
         raise UnsupportedCheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} is stored as {tensor.dtype}; convert the BF16, F16 or F32 original."
+            f"{source.label} is stored as {source.tensor.dtype}; convert the BF16, F16 or F32 original."
         )
-    if tensor.shape != shape:
-        raise CheckpointError(
-            f"{tensor.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
-        )
-    return Stored(tensor)
+    if source.shape != shape:
+        raise CheckpointError(f"{source.label} has shape {list(source.shape)}, config.json implies {list(shape)}.")
+    return source

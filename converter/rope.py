@@ -35,12 +35,17 @@ class _Inputs:
 _Scaling = tuple[RopeScaling | None, tuple[float, ...]]
 
 
-def read_rope(config: Fields, head_dim: int) -> Rope:
-    """Rope of a config; raises UnsupportedCheckpointError for a type or parameter that cannot be kept."""
+def read_rope(config: Fields, head_dim: int, *, whole_head: bool = False, theta: float | None = None) -> Rope:
+    """Rope of a config; raises UnsupportedCheckpointError for a type or parameter that cannot be kept.
+
+    `whole_head` is the rule of transformers' Qwen3: without scaling, `partial_rotary_factor` is not looked at.
+    `theta` goes before the config's base.
+    """
     section = _rope_section(config)
     both = Fields(config.path, (*section.scopes, *config.scopes))
-    inputs = _Inputs(section, both, both.number("rope_theta"), _rotated_dimensions(both, head_dim))
     kind = section.text("rope_type") or section.text("type") or "default"
+    dimensions = head_dim if whole_head and kind == "default" else _rotated_dimensions(both, head_dim)
+    inputs = _Inputs(section, both, theta or both.number("rope_theta"), dimensions)
     reader = _SCALINGS.get(kind)
     if reader is None:
         raise UnsupportedCheckpointError(

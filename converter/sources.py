@@ -37,6 +37,11 @@ class Source(ABC):
     def raw_type(self) -> GGMLQuantizationType | None:
         """The type whose bytes `raw` gives; None if the values must be computed."""
 
+    @property
+    def fixed_type(self) -> bool:
+        """Whether the tensor must be stored as `raw_type`, whatever type of output is asked for."""
+        return False
+
     @abstractmethod
     def raw(self, start: int, count: int) -> Bytes:
         """Bytes of rows `start` to `start + count` in `raw_type`."""
@@ -81,11 +86,11 @@ class Stored(Source):
     @property
     @override
     def raw_type(self) -> GGMLQuantizationType | None:
-        return _Type[self.tensor.dtype]
+        return GGMLQuantizationType[self.tensor.dtype]
 
     @override
     def raw(self, start: int, count: int) -> Bytes:
-        row_bytes = n_bytes(row_length(self), _Type[self.tensor.dtype])
+        row_bytes = n_bytes(row_length(self), GGMLQuantizationType[self.tensor.dtype])
         return self.tensor.read(start * row_bytes, count * row_bytes)
 
     @override
@@ -114,6 +119,11 @@ class Computed(Source):
     @override
     def raw_type(self) -> GGMLQuantizationType | None:
         return _Type.I64 if self.values.dtype == np.int64 else _Type.F32
+
+    @property
+    @override
+    def fixed_type(self) -> bool:
+        return self.raw_type is _Type.I64
 
     @override
     def raw(self, start: int, count: int) -> Bytes:
@@ -147,6 +157,11 @@ class RowRange(Source):
     @override
     def raw_type(self) -> GGMLQuantizationType | None:
         return self.source.raw_type
+
+    @property
+    @override
+    def fixed_type(self) -> bool:
+        return self.source.fixed_type
 
     def _offset(self) -> int:
         return self.first * math.prod(self.source.shape[1:-1])

@@ -1,61 +1,29 @@
-"""What a drafter needs of its target, read from the target's GGUF: tokenizer, sizes, kind of rope."""
+"""What a drafter needs of its target (tokenizer, sizes, kind of rope), and whether the two belong together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash2.constants import DRAFTER_ARCHITECTURE, FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
+from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
 from dflash2.converter.config import DrafterConfig
-from dflash2.errors import GGUFError, TargetMismatchError, UnsupportedCheckpointError
-from dflash2.gguf_info import GGUFInfo, read_gguf_info
+from dflash2.converter.gguf_target import read_gguf_target
+from dflash2.converter.hf_target import read_hf_target
+from dflash2.converter.hf_tokenizer import TOKENIZER_FILE, base_vocabulary
+from dflash2.converter.target_facts import Target
+from dflash2.errors import TargetMismatchError, UnsupportedCheckpointError
+
+__all__ = ["Target", "check_pair", "check_tokens", "read_target"]
 
 
-@dataclass(frozen=True)
-class Target:
-    """Facts of a target model; `layers` leaves out its own multi-token-prediction layers."""
+def read_target(path: Path, label: str | None = None) -> Target:
+    """Read a target: a GGUF file, of a split one the first, or a Hugging Face folder (config and tokenizer files).
 
-    info: GGUFInfo = field(repr=False)
-    hidden_size: int
-    layers: int
-    vocab_size: int
-    uses_mrope: bool
-
-    @property
-    def path(self) -> Path:
-        """The GGUF file."""
-        return self.info.path
-
-    @property
-    def architecture(self) -> str:
-        """GGUF architecture name."""
-        return self.info.architecture
-
-
-def read_target(path: Path) -> Target:
-    """Read a target GGUF (of a split one: its first file); raises GGUFError if it cannot serve as a target."""
-    info = read_gguf_info(path)
-    if info.architecture == DRAFTER_ARCHITECTURE:
-        raise GGUFError(f"{path} is a drafter itself; give the GGUF of the model it drafts for.")
-    if info.integer("split.no"):
-        raise GGUFError(f"{path} is not the first file of a split GGUF; give the file that ends in -00001-of-....")
-    tokens = info.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, tuple):
-        raise GGUFError(f"{path} has no tokenizer (tokenizer.ggml.tokens); give a GGUF of a whole language model.")
-    return Target(
-        info=info,
-        hidden_size=_required(info, "embedding_length"),
-        layers=_required(info, "block_count") - (info.integer(info.own("nextn_predict_layers")) or 0),
-        vocab_size=len(tokens),
-        uses_mrope=info.own("rope.dimension_sections") in info.metadata,
-    )
-
-
-def _required(info: GGUFInfo, suffix: str) -> int:
-    value = info.integer(info.own(suffix))
-    if value is None:
-        raise GGUFError(f"{info.path} has no {info.own(suffix)!r}; give a GGUF of a whole language model.")
-    return value
+    `label` names it in messages (a Hub id); the path if None. Raises GGUFError, CheckpointError or
+    UnsupportedCheckpointError if it cannot serve as a target.
+    """
+    path = Path(path)
+    read = read_hf_target if path.is_dir() else read_gguf_target
+    return read(path, label or str(path))
 
 
 def check_pair(config: DrafterConfig, target: Target) -> tuple[str, ...]:
@@ -65,12 +33,35 @@ def check_pair(config: DrafterConfig, target: Target) -> tuple[str, ...]:
     that cannot be kept with this target.
     """
     for problem in _mismatches(config, target):
-        raise TargetMismatchError(f"{target.path} is not the target of this drafter: {problem}.")
+        raise TargetMismatchError(f"{target.label} is not the target of this drafter: {problem}.")
     if target.uses_mrope and config.rope.frequency_factors:
         raise UnsupportedCheckpointError(
-            f"{target.path} uses M-RoPE, with which llama.cpp ignores the drafter's llama3 rope factors."
+            f"{target.label} uses M-RoPE, with which llama.cpp ignores the drafter's llama3 rope factors."
         )
     return tuple(_warnings(config, target))
+
+
+def check_tokens(folder: Path, target: Target) -> None:
+    """Compare the tokenizer that the drafter's `folder` may carry with the target's, token for token.
+
+    Raises TargetMismatchError naming the first token id that differs. Added tokens are left out: quantisers rename
+    reserved ones, and a drafter may put its mask among them.
+    """
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        return
+    for token_id, text in sorted(base_vocabulary(path).items()):
+        known = target.tokens[token_id] if token_id < len(target.tokens) else None
+        if known is None or _plain(known) != _plain(text):
+            raise TargetMismatchError(
+                f"{target.label} is not the target of this drafter: token {token_id} is {text!r} in {path}, and"
+                f" {known!r} there; if the drafter was trained with the target's tokenizer, remove that file."
+            )
+
+
+def _plain(text: str) -> str:
+    """Converters store the space of some tokens as itself."""
+    return text.replace("\u2581", " ")
 
 
 def _mismatches(config: DrafterConfig, target: Target) -> list[str]:

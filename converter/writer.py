@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.encoding import Chunk, EncodedTensor, chunks, encode
 from dflash2.converter.entry import Entry
 from dflash2.converter.header import TensorRow, aligned, header
-from dflash2.errors import CheckpointError, OutputError
+from dflash2.errors import OutputError
 
 Progress = Callable[[int, int], None]
 
-# Stands in the header for a SHA-256 that is not known before every input is read.
-UNKNOWN_HASH = "0" * 64
 _MAX_WORKERS = 4
 
 
@@ -62,7 +61,7 @@ def write_gguf(
     metadata: Sequence[Entry],
     tensors: Sequence[EncodedTensor],
     *,
-    hashed: Mapping[str, Path] | None = None,
+    hashed: Mapping[str, Callable[[], str]] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a drafter file; the header goes last, so that a file cut short is no GGUF file.
@@ -71,7 +70,8 @@ def write_gguf(
         path: file to write.
         metadata: all keys but `general.architecture`.
         tensors: in file order.
-        hashed: keys of `metadata` whose value is the SHA-256 of a file; it is computed while the tensors are written.
+        hashed: keys of `metadata` whose text, a SHA-256, takes long to compute: that is done while the tensors are
+            written. The value in `metadata` has the same width.
         progress: called with (bytes of tensor data written, bytes of tensor data in all).
 
     Raises OSError if it cannot be written, CheckpointError if an input cannot be read or holds bad values.
@@ -84,7 +84,7 @@ def write_gguf(
     data_start = len(header(DRAFTER_ARCHITECTURE, metadata, table))
     with path.open("wb", buffering=0) as file, _workers() as workers:
         file.truncate(data_start + total)
-        hashes = {key: workers.submit(_sha256, source) for key, source in (hashed or {}).items()}
+        hashes = {key: workers.submit(compute) for key, compute in (hashed or {}).items()}
         writes = [
             workers.submit(_write, file.fileno(), chunk, data_start + offset)
             for tensor, offset in zip(tensors, offsets, strict=True)
@@ -96,7 +96,7 @@ def write_gguf(
             if progress:
                 progress(done, sum(tensor.n_bytes for tensor in tensors))
         known = {key: done.result() for key, done in hashes.items()}
-        entries = [Entry(entry.key, known.get(entry.key, entry.value), entry.type) for entry in metadata]
+        entries = [replace(entry, value=known[entry.key]) if entry.key in known else entry for entry in metadata]
         file.write(header(DRAFTER_ARCHITECTURE, entries, table))
 
 
@@ -121,16 +121,20 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
 
 def _write(descriptor: int, chunk: Chunk, tensor_start: int) -> int:
     """Write one chunk at its place; returns its bytes."""
-    data, place = memoryview(encode(chunk)), tensor_start + chunk.offset
+    data, place = encode(chunk).data, tensor_start + chunk.offset
     done = 0
     while done < len(data):
-        done += os.pwrite(descriptor, data[done:], place + done)
+        done += _write_at(descriptor, data[done:], place + done)
     return done
 
 
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
+_moving = threading.Lock()
+
+
+def _write_at(descriptor: int, data: memoryview, place: int) -> int:
+    """Write some of `data` at `place`; returns how many bytes."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, place)
+    with _moving:  # Windows: one write at a time
+        os.lseek(descriptor, place, os.SEEK_SET)
+        return os.write(descriptor, data)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.constants import DRAFTER_ARCHITECTURE, FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
+import numpy as np
+
+from dflash2.constants import (
+    DRAFTER_ARCHITECTURE,
+    FINAL_TAP_ARCHITECTURES,
+    FORK_DRAFTER_ARCHITECTURES,
+    TAPPABLE_ARCHITECTURES,
+)
 from dflash2.errors import TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
@@ -44,12 +51,17 @@ def read_pair(target: Path, drafter: Path) -> DrafterSpec:
     _check_architectures(target_info, drafter_info)
     spec = _read_drafter(drafter_info)
     _check_sizes(target_info, drafter_info, spec)
+    _check_draft_vocabulary(drafter_info, spec.top_k)
     return spec
 
 
 def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
     if target.architecture == DRAFTER_ARCHITECTURE:
         raise TargetMismatchError(f"{target.path} is a DFlash drafter; give the target first, the drafter second.")
+    if drafter.architecture in FORK_DRAFTER_ARCHITECTURES:
+        raise TargetMismatchError(
+            f"{drafter.path} is a drafter for a fork of llama.cpp ({drafter.architecture}); run dflash2 upgrade on it."
+        )
     if drafter.architecture != DRAFTER_ARCHITECTURE:
         raise TargetMismatchError(
             f"{drafter.path} has the architecture {drafter.architecture!r}, not {DRAFTER_ARCHITECTURE!r}; "
@@ -135,3 +147,23 @@ def _vocabulary_size(info: GGUFInfo) -> int:
     if not isinstance(tokens, tuple):
         raise TargetMismatchError(f"{info.path} holds no vocabulary (tokenizer.ggml.tokens); convert it again.")
     return len(tokens)
+
+
+def _check_draft_vocabulary(info: GGUFInfo, top_k: int) -> None:
+    """Of a trimmed head: what llama.cpp asserts of its rows and of the tokens they stand for."""
+    if "d2t" not in info.tensor_names:
+        return
+    rows, vocab_size = info.tensor("d2t"), _vocabulary_size(info)
+    problem = None
+    if rows.type_name != "I64":
+        problem = f"d2t is stored as {rows.type_name}, not I64"
+    elif not {"output.weight", "token_embd.weight"} & info.tensor_names:
+        problem = "it has d2t, but no head of its own (output.weight)"
+    elif not max(top_k, 1) <= rows.shape[0] <= vocab_size:
+        problem = f"d2t has {rows.shape[0]} rows, for {top_k} candidates per position of {vocab_size} tokens"
+    else:
+        tokens = np.fromfile(info.path, "<i8", rows.shape[0], offset=rows.offset)
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            problem = f"d2t names tokens {tokens.min()}..{tokens.max()} of a vocabulary of {vocab_size}"
+    if problem:
+        raise TargetMismatchError(f"{info.path} cannot draft: {problem}; convert the checkpoint again.")

@@ -174,7 +174,7 @@ def test_demo_shows_equal_tokens_and_the_speedup_as_l_over_c():
         length, cost = float(rows["L, accepted length"][column]), float(rows["c(w), cycle / token"][column])
         speedup = float(rows["speedup, L / c(w)"][column].rstrip("x"))
         assert length > 1
-        assert speedup == pytest.approx(length / cost, rel=0.02)
+        assert speedup == pytest.approx(length / cost, rel=0.02, abs=0.006)  # three rounded figures
 
 
 def cells_of(line: str) -> list[str]:

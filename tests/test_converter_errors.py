@@ -119,8 +119,20 @@ CONFIG_CASES = {
         "{config}: 'mask_token_id' is -1, not an integer from 0 to 2147483647.",
     ),
     "block of one": (
-        {"dflash_config": {"block_size": 1}},
+        {"block_size": 1, "dflash_config": {"block_size": 1}},
         "{config}: 'block_size' is 1, not an integer from 2 to 2147483647.",
+    ),
+    "block size of two minds": (
+        {"block_size": 16, "dflash_config": {"block_size": 8}},
+        "{config}: 'block_size' is 8 and 16 at different levels; correct one, or give it with --block-size.",
+    ),
+    "mask token of two minds": (
+        {"mask_token_id": 3},
+        "{config}: 'mask_token_id' is 1 and 3 at different levels; correct one, or give it with --mask-token-id.",
+    ),
+    "scale of zero": (
+        {"dflash_config": {"output_multiplier": 0}},
+        "{config}: 'output_multiplier' is 0.0, not a positive number.",
     ),
     "no taps": (
         {"dflash_config": {"target_layer_ids": []}},
@@ -187,23 +199,23 @@ def test_bad_config_is_named(job, case):
 UNSUPPORTED_CASES = {
     "unknown architecture": (
         {"architectures": ["LlamaForCausalLM"]},
-        "{config}: architecture 'LlamaForCausalLM' is not supported; known are DFlashDraftModel, DFlash2DraftModel.",
-    ),
-    "DSpark": (
-        {"architectures": ["Qwen3DSparkModel"]},
-        "{config}: Qwen3DSparkModel is a DSpark drafter, another method; use upstream's draft-dspark.",
-    ),
-    "biases": (
-        {"attention_bias": True},
-        "{config}: 'attention_bias' is true, but llama.cpp's dflash loader has no bias tensors.",
+        "{config}: architecture 'LlamaForCausalLM' is not supported; known are DFlashDraftModel, DFlash2DraftModel,"
+        " MuseGlimmerAssistantModel, Qwen3DFlashDraftModel, Qwen3DFlash2DraftModel, Qwen3DFlash2Model,"
+        " DFlashSpeculator.",
     ),
     "activation": (
         {"hidden_act": "gelu"},
-        "{config}: 'hidden_act' is 'gelu'; only 'silu' drafters are converted.",
+        "{config}: 'hidden_act' is 'gelu', and llama.cpp's is the tanh approximation; a drafter can have silu, swish,"
+        " gelu_pytorch_tanh, gelu_new.",
+    ),
+    "value heads": (
+        {"v_head_dim": 8},
+        "{config}: 'v_head_dim' is 8 and 'head_dim' 16; llama.cpp's dflash graph has one size.",
     ),
     "quantised": (
-        {"quantization_config": {"quant_method": "fp8"}},
-        "{config}: the checkpoint is quantised (fp8); convert the BF16, F16 or F32 original.",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "{config}: the checkpoint is quantised with gptq, which is not read; convert the BF16, F16 or F32 original, or"
+        " dequantise it with gptqmodel first.",
     ),
     "layer kind": (
         {"layer_types": ["full_attention", "linear_attention"]},
@@ -448,7 +460,7 @@ def test_drafter_as_target_is_named(job):
 
 def test_later_part_of_a_split_target_is_named(job):
     make_target(job.target, metadata={"split.no": (1, GGUFValueType.UINT16, None)})
-    message = "{target} is not the first file of a split GGUF; give the file that ends in -00001-of-...."
+    message = "{target} is part 2 of a split GGUF; give the first part, the file that ends in -00001-of-....gguf."
     assert_refused(job, GGUFError, message)
 
 

@@ -135,8 +135,8 @@ def test_decisions_about_windows_are_told(tmp_path):
 
 
 def test_dflash_config_comes_before_the_top_level(tmp_path):
-    _, keys = converted(tmp_path, block_size=16, dflash_config={"block_size": 8})
-    assert keys["block_size"] == 8
+    _, keys = converted(tmp_path, target_layer_ids=[1, 2], dflash_config={"target_layer_ids": [0, 2, 3]})
+    assert keys["target_layers"] == (1, 3, 4)
 
 
 def test_top_level_serves_where_dflash_config_is_silent(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflash2.errors import GGUFError
-from dflash2.gguf_info import TensorInfo, ValueType, read_gguf_info
+from dflash2.gguf_info import TensorInfo, ValueType, decode_value, read_gguf_info
 
 
 @pytest.fixture
@@ -123,3 +123,43 @@ def test_damaged_headers_never_raise_anything_else(small_gguf, tmp_path, edits):
         read_gguf_info(path)
     except GGUFError as error:
         assert str(path) in str(error)
+
+
+def test_encoded_is_what_stands_after_the_key(small_gguf):
+    info = read_gguf_info(small_gguf)
+    tokens = info.encoded("tokenizer.ggml.tokens")
+    assert tokens == struct.pack("<IIQ", GGUFValueType.ARRAY, GGUFValueType.STRING, 3) + b"".join(
+        struct.pack("<Q", len(text)) + text for text in (b"a", "é".encode(), b"")
+    )
+    assert decode_value(tokens) == ("a", "é", "")
+    assert info.encoded("qwen3.block_count") == struct.pack("<II", GGUFValueType.UINT32, 6)
+    raw = small_gguf.read_bytes()
+    for key in info.metadata:
+        assert raw.count(key.encode() + info.encoded(key)) == 1
+
+
+def test_the_length_of_an_array_is_known_without_reading_it(small_gguf):
+    info = read_gguf_info(small_gguf)
+    lengths = [
+        info.length(key) for key in ("tokenizer.ggml.tokens", "qwen3.rope.dimension_sections", "general.name", "no")
+    ]
+    assert lengths == [3, 4, None, None]
+
+
+def test_values_are_read_once_and_outlive_the_file(small_gguf):
+    info = read_gguf_info(small_gguf)
+    small_gguf.unlink()
+    tokens = info.metadata["tokenizer.ggml.tokens"]
+    assert tokens == ("a", "é", "")
+    assert info.metadata["tokenizer.ggml.tokens"] is tokens
+    assert list(info.metadata) == list(info.value_types)
+    assert len(info.metadata) == 6
+
+
+def test_a_string_that_ends_beyond_the_file_is_seen_without_reading_it(tmp_path):
+    path = tmp_path / "long.gguf"
+    for length in (2**63, 2**64 - 1, 2**40):
+        array = struct.pack("<IIQQ", GGUFValueType.ARRAY, GGUFValueType.STRING, 2, length) + bytes(64)
+        path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + array)
+        with pytest.raises(GGUFError, match=r"truncated"):
+            read_gguf_info(path)

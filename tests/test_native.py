@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dflash2 import native
+from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
 from dflash2.errors import NativeError
-from dflash2.native import Context, ContextOptions, Model, Outputs, Placement
+from dflash2.native import Context, ContextOptions, Model, Outputs, Placement, loader
 
 OPTIONS = ContextOptions(n_ctx=256, n_batch=32, n_ubatch=16, n_threads=1, n_threads_batch=1)
 
@@ -145,13 +146,13 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path):
 
 def test_a_missing_symbol_is_named_with_the_version_that_has_it(monkeypatch):
     name = "llama_set_embeddings_nextn"
-    absent = native._SYMBOLS[name]._replace(itanium="absent", msvc="absent")
-    monkeypatch.setitem(native._SYMBOLS, name, absent)
-    native._function.cache_clear()
+    absent = loader.SYMBOLS[name]._replace(itanium="absent", msvc="absent")
+    monkeypatch.setitem(loader.SYMBOLS, name, absent)
+    loader.function.cache_clear()
     with pytest.raises(NativeError, match=f"{name}.*0\\.3\\.36"):
         native.require_symbols()
     monkeypatch.undo()
-    native._function.cache_clear()
+    loader.function.cache_clear()
     native.require_symbols()
 
 
@@ -173,3 +174,17 @@ def test_a_library_named_in_the_environment_is_loaded_instead_of_the_stock_one(t
     assert patched == "True"
     # Once llama_cpp has loaded its own library, that one stays.
     assert run("import llama_cpp; " + code, DFLASH2_LIBRARY_PATH=str(folder)) == [str(native.library().path), "False"]
+
+
+def test_support_of_the_pinned_library_is_complete():
+    found = native.support()
+    assert (found.version, found.missing, found.drafters) == (LLAMA_CPP_PYTHON_VERSION, (), 2)
+    assert found.library == native.library()
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("dflash", True), ("qwen35", True), ("glm5-next", True), ("dflash-draft", False), ("", False)]
+)
+def test_architectures_are_asked_of_the_library_without_a_word(capfd, name, known):
+    assert native.knows_architecture.__wrapped__(name) is known
+    assert capfd.readouterr() == ("", "")

@@ -10,7 +10,8 @@ import sys
 import click
 
 from dflash2 import __version__
-from dflash2.commands.converter import convert, inspect
+from dflash2.commands.convert import convert
+from dflash2.commands.converter import check, inspect, list_pairs, upgrade
 from dflash2.commands.demo import demo
 from dflash2.commands.runtime import run
 from dflash2.commands.terminal import HELP, errors
@@ -53,7 +54,7 @@ def cli(debug: bool) -> None:
     """DFlash 2 speculative decoding for llama.cpp, llama-cpp-python and Ollama."""
 
 
-for command in (convert, inspect, run, demo):
+for command in (convert, inspect, check, upgrade, list_pairs, run, demo):
     cli.add_command(command)
 
 

@@ -10,6 +10,8 @@ SDIST_SOURCE_FOLDER = f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}/vendor/llama
 
 # GGUF architecture of every DFlash drafter, v1 and 2.
 DRAFTER_ARCHITECTURE = "dflash"
+# What forks of llama.cpp call it; `dflash2 upgrade` rewrites such files.
+FORK_DRAFTER_ARCHITECTURES = frozenset({"dflash-draft", "qwen35-dflash-draft"})
 
 # Architectures whose graph publishes layer inputs (sets `t_layer_inp` in src/models/*.cpp of the pinned source, or
 # reuses such a graph). Any other one aborts the process when a layer is tapped; a test derives this list again.
@@ -22,3 +24,91 @@ TAPPABLE_ARCHITECTURES = frozenset({
 # fmt: on
 # Of those, the ones that also publish what goes into the final norm (a tap at the output of the last layer).
 FINAL_TAP_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
+
+# GGUF architecture of a target by the class name in its config.json. Names: registrations of upstream's converter.
+# Architectures that publish no layer inputs are in it too: such a pair converts, and the user is told.
+HF_ARCHITECTURES = {
+    "BailingMoeV3ForCausalLM": "bailingmoe3",
+    "BailingMoeV3VLForConditionalGeneration": "bailingmoe3",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "DeepseekV32ForCausalLM": "deepseek32",
+    "DeepseekV4ForCausalLM": "deepseek4",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "Glm5NextForConditionalGeneration": "glm5-next",
+    "GlmMoeDsaForCausalLM": "glm-dsa",
+    "GptOssForCausalLM": "gpt-oss",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "HunYuanVLForConditionalGeneration": "hunyuan_vl",
+    "KimiK25ForConditionalGeneration": "deepseek2",
+    "KimiK3ForConditionalGeneration": "kimi-k3",
+    "KimiLinearForCausalLM": "kimi-linear",
+    "LFM2ForCausalLM": "lfm2",
+    "LagunaForCausalLM": "laguna",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
+    "LlamaForCausalLM": "llama",
+    "MiMoV2FlashForCausalLM": "mimo2",
+    "MiMoV2ForCausalLM": "mimo2",
+    "MiniMaxM1ForCausalLM": "minimax-01",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "MiniMaxText01ForCausalLM": "minimax-01",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "MuseGlimmerForConditionalGeneration": "muse-glimmer",
+    "NanbeigeForCausalLM": "nanbeige",
+    "NemotronHForCausalLM": "nemotron_h",
+    "NemotronHPuzzleForCausalLM": "nemotron_h_moe",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "Qwen3VLForConditionalGeneration": "qwen3vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5ForConditionalGeneration": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
+    "Qwen4ExpForCausalLM": "qwen4exp",
+    "Qwen4ExpForConditionalGeneration": "qwen4exp",
+}
+# One class name, two architectures: the second if the config has experts.
+EXPERT_ARCHITECTURES = {"nemotron_h": "nemotron_h_moe"}
+# Use M-RoPE even if their config does not spell out its sections.
+MROPE_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
+# `tokenizer.ggml.pre` by architecture, for byte-level BPE: which rules split text before merging. llama.cpp refuses to
+# load a name that it does not know. Architectures with tokenizers of several kinds are missing on purpose.
+PRE_TOKENIZERS = {
+    "bailingmoe3": "bailingmoe2",
+    "deepseek32": "deepseek-v3",
+    "deepseek4": "joyai-llm",
+    "glm-dsa": "glm4",
+    "glm4": "glm4",
+    "glm4moe": "glm4",
+    "glm5-next": "glm4",
+    "gpt-oss": "gpt-4o",
+    "hunyuan-dense": "hunyuan-dense",
+    "hunyuan_vl": "hunyuan-dense",
+    "laguna": "laguna",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2",
+    "mimo2": "qwen2",
+    "minimax-01": "minimax-m2",
+    "minimax-m2": "minimax-m2",
+    "muse-glimmer": "llama4",
+    "nemotron_h": "pixtral",
+    "nemotron_h_moe": "pixtral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35",
+    "qwen3moe": "qwen2",
+    "qwen3next": "qwen2",
+    "qwen3vl": "qwen2",
+    "qwen3vlmoe": "qwen2",
+    "qwen4exp": "qwen35",
+}

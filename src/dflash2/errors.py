@@ -21,6 +21,14 @@ class GGUFError(Dflash2Error):
     """A GGUF file cannot be read, or lacks what is needed from it."""
 
 
+class HubError(Dflash2Error):
+    """A model cannot be had from the Hub or its cache."""
+
+
+class DraftVocabularyError(Dflash2Error):
+    """The tokens of a trimmed head cannot be chosen from what was given."""
+
+
 class OutputError(Dflash2Error):
     """An output file cannot be written."""
 

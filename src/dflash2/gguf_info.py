@@ -2,6 +2,7 @@
 
 Why not `gguf.GGUFReader`: it keeps two numpy objects per array element, so the header of a target with a
 vocabulary of 248k costs seconds and hundreds of megabytes, and it reads past the end of truncated files.
+Values are checked when the file is read, and decoded when they are asked for.
 Layout: docs/gguf.md of the ggml project; type numbers and block sizes come from the gguf package.
 """
 
@@ -27,6 +28,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _LENGTH_BYTES = 8  # u64 before every string
+_ARRAY_LENGTH_OFFSET = 8  # behind two type numbers
 NUMPY_TYPES = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
@@ -61,6 +63,26 @@ class TensorInfo:
     n_bytes: int
 
 
+class Metadata(Mapping[str, MetadataValue]):
+    """Metadata by key; `encoded` holds the bytes after each key, decoded on first use."""
+
+    def __init__(self, path: Path, encoded: Mapping[str, bytes]) -> None:
+        self._path = path
+        self.encoded = encoded
+        self._decoded: dict[str, MetadataValue] = {}
+
+    def __getitem__(self, key: str) -> MetadataValue:
+        if key not in self._decoded:
+            self._decoded[key] = _Cursor(self._path, self.encoded[key]).value()
+        return self._decoded[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.encoded)
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+
 @dataclass(frozen=True)
 class GGUFInfo:
     """Header of one GGUF file; tensor data stays on disk.
@@ -70,7 +92,7 @@ class GGUFInfo:
 
     path: Path
     version: int
-    metadata: Mapping[str, MetadataValue]
+    metadata: Mapping[str, MetadataValue] = field(repr=False)
     value_types: Mapping[str, ValueType] = field(repr=False)
     tensors: tuple[TensorInfo, ...] = field(repr=False)
 
@@ -98,13 +120,35 @@ class GGUFInfo:
             return value
         raise GGUFError(f"{self.path}: the metadata key {key!r} is not an integer.")
 
+    def length(self, key: str) -> int | None:
+        """Number of values of the array `key`, without reading them; None if absent or no array."""
+        kind = self.value_types.get(key)
+        if kind is None or kind.element is None:
+            return None
+        if not isinstance(self.metadata, Metadata):
+            value = self.metadata[key]
+            return len(value) if isinstance(value, tuple) else None
+        return int(struct.unpack_from("<Q", self.metadata.encoded[key], _ARRAY_LENGTH_OFFSET)[0])
+
+    def encoded(self, key: str) -> bytes:
+        """The value of `key` as it stands in the file: type, for arrays element type and length, then the values."""
+        assert isinstance(self.metadata, Metadata), "metadata that was changed no longer stands in a file"
+        return self.metadata.encoded[key]
+
     def own(self, suffix: str) -> str:
         """Full name of a key of this architecture: `own("block_count")` is `qwen3.block_count`."""
         return f"{self.architecture}.{suffix}"
 
 
+def decode_value(encoded: bytes) -> MetadataValue:
+    """The value that `GGUFInfo.encoded` gave as bytes."""
+    return _Cursor(Path(), encoded).value()
+
+
 def read_gguf_info(path: Path) -> GGUFInfo:
     """Read the header of the GGUF file at `path`; raises GGUFError if it is no complete little-endian GGUF file."""
+    if (Path(path) / "config.json").is_file():
+        raise GGUFError(f"{path} is a checkpoint folder, not a GGUF file; convert it first with dflash2-convert.")
     try:
         with Path(path).open("rb") as file:
             if file.read(4) != _MAGIC:
@@ -116,20 +160,23 @@ def read_gguf_info(path: Path) -> GGUFInfo:
 
 
 def _parse(path: Path, data: mmap.mmap) -> GGUFInfo:
-    cursor = _Cursor(path, data)
+    cursor = _Cursor(path, data, len(_MAGIC))
     version = cursor.u32()
     if version not in _VERSIONS:
         raise GGUFError(
             f"{path} is GGUF version {version} or big-endian; only little-endian versions 2 and 3 are read."
         )
     n_tensors, n_keys = cursor.u64(), cursor.u64()
-    metadata: dict[str, MetadataValue] = {}
+    encoded: dict[str, bytes] = {}
     value_types: dict[str, ValueType] = {}
     for _ in range(n_keys):
         key = cursor.string()
-        if key in metadata:
+        if key in encoded:
             raise GGUFError(f"{path} holds the metadata key {key!r} twice; the file is damaged.")
-        value_types[key], metadata[key] = cursor.typed_value()
+        start = cursor.offset
+        value_types[key] = cursor.skip_value()
+        encoded[key] = data[start : cursor.offset]
+    metadata = Metadata(path, encoded)
     headers = [cursor.tensor_header() for _ in range(n_tensors)]
     start = _data_start(path, metadata, cursor.offset)
     tensors = tuple(_locate(path, header, start, len(data)) for header in headers)
@@ -180,13 +227,13 @@ def _locate(path: Path, header: _TensorHeader, start: int, file_bytes: int) -> T
 
 
 class _Cursor:
-    """Bounds-checked reads from the front of the file."""
+    """Bounds-checked reads, front to back."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: bytes | mmap.mmap, offset: int = 0) -> None:
         self._path = path
         self._data = data
         self._end = len(data)
-        self.offset = len(_MAGIC)
+        self.offset = offset
 
     def _claim(self, n_bytes: int) -> int:
         """Advance over `n_bytes` and return where they begin."""
@@ -209,12 +256,22 @@ class _Cursor:
         start = self._claim(self.u64())
         return self._data[start : self.offset].decode("utf-8", "surrogateescape")
 
-    def typed_value(self) -> tuple[ValueType, MetadataValue]:
+    def skip_value(self) -> ValueType:
+        """Pass over a value; returns its type."""
         kind = self._value_type()
         if kind is not GGUFValueType.ARRAY:
-            return ValueType(kind), self._values(kind, 1)[0]
+            self._skip(kind, 1)
+            return ValueType(kind)
         element = self._value_type()
-        return ValueType(kind, element), self._values(element, self.u64())
+        self._skip(element, self.u64())
+        return ValueType(kind, element)
+
+    def value(self) -> MetadataValue:
+        """A value of any type; arrays are tuples."""
+        kind = self._value_type()
+        if kind is not GGUFValueType.ARRAY:
+            return self._values(kind, 1)[0]
+        return self._values(self._value_type(), self.u64())
 
     def _value_type(self) -> GGUFValueType:
         number = self.u32()
@@ -223,16 +280,30 @@ class _Cursor:
         except ValueError as error:
             raise GGUFError(f"{self._path}: unknown metadata type {number}; the file is damaged.") from error
 
+    def _skip(self, kind: GGUFValueType, count: int) -> None:
+        if kind is GGUFValueType.STRING:
+            self._skip_strings(count)
+        elif kind is GGUFValueType.ARRAY:
+            raise GGUFError(f"{self._path}: arrays of arrays in the metadata are not supported.")
+        else:
+            self._claim(count * np.dtype(NUMPY_TYPES[kind]).itemsize)
+
+    def _skip_strings(self, count: int) -> None:
+        data, position, length = self._data, self.offset, struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                position += _LENGTH_BYTES + length(data, position)[0]
+        except (struct.error, OverflowError):
+            raise self._truncated() from None
+        self._claim(position - self.offset)
+
     def _values(self, kind: GGUFValueType, count: int) -> tuple[Scalar, ...]:
         if kind is GGUFValueType.STRING:
             return tuple(self._strings(count))
-        if kind is GGUFValueType.ARRAY:
-            raise GGUFError(f"{self._path}: arrays of arrays in the metadata are not supported.")
         dtype = np.dtype(NUMPY_TYPES[kind])
         start = self._claim(count * dtype.itemsize)
-        # The copy lets the mapping close; tolist gives Python numbers.
-        values = np.frombuffer(self._data[start : self.offset], dtype, count)
-        return tuple(values.tolist())
+        # tolist gives Python numbers.
+        return tuple(np.frombuffer(self._data[start : self.offset], dtype, count).tolist())
 
     def _strings(self, count: int) -> Iterator[str]:
         """As `string`, written out in one loop: vocabularies have hundreds of thousands."""

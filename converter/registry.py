@@ -1,0 +1,135 @@
+"""The published pairs by short name, and which of them run on the llama.cpp at hand.
+
+The data is registry.json: sizes, taps and tokens as the checkpoints' configs have them, null where they are not known.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from dflash2 import native
+from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
+from dflash2.errors import NativeError
+
+SCHEMA = "dflash2.list/1"
+_DATA = "registry.json"
+
+
+@dataclass(frozen=True)
+class RegistryEntry:
+    """One published pair.
+
+    `key` is its short name, `method` 1 for DFlash and 2 for DFlash 2. `drafter` and `target` are repository ids,
+    `target_architecture` is the target's name in GGUF. `layers` and `hidden_size` are the drafter's, `taps` count
+    from 0 as in config.json, out of `target_layers`. `license` is the one the model card states.
+    """
+
+    key: str
+    method: int
+    drafter: str
+    target: str
+    target_architecture: str
+    layers: int
+    hidden_size: int
+    block_size: int | None
+    taps: tuple[int, ...]
+    target_layers: int | None
+    mask_token_id: int | None
+    license: str | None
+    note: str | None
+
+    @property
+    def stock_obstacle(self) -> str | None:
+        """Why stock llama.cpp cannot run the pair; None if it can."""
+        architecture = self.target_architecture
+        if architecture not in TAPPABLE_ARCHITECTURES:
+            return f"llama.cpp publishes no layer inputs for {architecture} targets"
+        final = self.target_layers is not None and max(self.taps) == self.target_layers - 1
+        if final and architecture not in FINAL_TAP_ARCHITECTURES:
+            return f"it taps the last layer, which llama.cpp does not publish for {architecture} targets"
+        return None
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a pair runs on the library at hand (`here`, None if there is no library), and why not."""
+
+    entry: RegistryEntry
+    here: bool | None
+    reason: str | None
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values; the schema is in docs/inspect.md."""
+        return {
+            **asdict(self.entry),
+            "taps": list(self.entry.taps),
+            "runs_on_stock": self.entry.stock_obstacle is None,
+            "runs_here": self.here,
+            "reason": self.reason,
+        }
+
+
+@cache
+def registry() -> tuple[RegistryEntry, ...]:
+    """All published pairs, DFlash 2 first."""
+    rows = json.loads((files("dflash2.converter") / _DATA).read_text(encoding="utf-8"))
+    return tuple(RegistryEntry(**{**row, "taps": tuple(row["taps"])}) for row in rows)
+
+
+def resolve(name: str) -> RegistryEntry | None:
+    """The pair that `name` stands for: its key, or the drafter's repository with or without the owner; any case.
+
+    None for anything else, and for a file or folder of that name, which goes first.
+    """
+    if not name or Path(name).exists():
+        return None
+    wanted = name.casefold()
+    return next((entry for entry in registry() if wanted in _names(entry)), None)
+
+
+def close_names(name: str) -> tuple[str, ...]:
+    """Keys that resemble `name`, the most similar first; at most three."""
+    wanted = name.casefold().rsplit("/", 1)[-1]
+    by_name = {alias: entry.key for entry in registry() for alias in _names(entry)}
+    found = get_close_matches(wanted, by_name, n=9, cutoff=0.7)
+    return tuple(dict.fromkeys(by_name[alias] for alias in found))[:3]
+
+
+def availability() -> tuple[Availability, ...]:
+    """Every pair, and whether it runs on the library at hand."""
+    try:
+        support = native.support()
+    except NativeError as error:
+        return tuple(
+            Availability(entry, False if entry.stock_obstacle else None, entry.stock_obstacle or str(error))
+            for entry in registry()
+        )
+    found = []
+    for entry in registry():
+        obstacle = entry.stock_obstacle or _obstacle_here(entry, support)
+        found.append(Availability(entry, obstacle is None, obstacle))
+    return tuple(found)
+
+
+def list_dict(found: tuple[Availability, ...]) -> dict[str, object]:
+    """JSON values of a list; the schema is in docs/inspect.md."""
+    return {"schema": SCHEMA, "pairs": [one.to_dict() for one in found]}
+
+
+def _obstacle_here(entry: RegistryEntry, support: native.Support) -> str | None:
+    if support.missing:
+        return f"{support.library.path} lacks {', '.join(support.missing)}"
+    if support.drafters < entry.method:
+        return f"llama-cpp-python {support.version} loads no DFlash{' 2' if entry.method == 2 else ''} drafters"
+    if not native.knows_architecture(entry.target_architecture):
+        return f"llama-cpp-python {support.version} does not know {entry.target_architecture} models"
+    return None
+
+
+def _names(entry: RegistryEntry) -> tuple[str, ...]:
+    return tuple(name.casefold() for name in (entry.key, entry.drafter, entry.drafter.rsplit("/", 1)[-1]))

@@ -1,0 +1,19 @@
+"""SHA-256 of files, as checkpoints and the Hub state it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+_CHUNK_BYTES = 4 << 20
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of the file's bytes, 64 hexadecimal characters; raises OSError if it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_CHUNK_BYTES)
+        view = memoryview(buffer)
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()

@@ -1,0 +1,43 @@
+"""The only ctypes: finds the llama.cpp library, declares the symbols llama_cpp does not, and checks before calling.
+
+A failed GGML_ASSERT kills the interpreter, so every wrapper here checks what llama.cpp would assert and raises
+NativeError instead.
+"""
+
+from dflash2.native.batch import FloatArray, IntArray
+from dflash2.native.context import Context
+from dflash2.native.loader import (
+    LIBRARY_VARIABLE,
+    Library,
+    library,
+    repacking_is_safe,
+    require_symbols,
+    silence,
+)
+from dflash2.native.model import Model
+from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
+from dflash2.native.probe import Support, knows_architecture, support
+from dflash2.native.quantize import quantize_gguf
+from dflash2.native.tokenizer import Tokenizer
+
+__all__ = [
+    "LIBRARY_VARIABLE",
+    "AttentionOptions",
+    "Context",
+    "ContextOptions",
+    "FloatArray",
+    "IntArray",
+    "Library",
+    "Model",
+    "Outputs",
+    "Placement",
+    "Support",
+    "Tokenizer",
+    "knows_architecture",
+    "library",
+    "quantize_gguf",
+    "repacking_is_safe",
+    "require_symbols",
+    "silence",
+    "support",
+]
