@@ -1,7 +1,7 @@
 """Sampling in numbers: is a seed's text the same with drafting, how much is accepted, what does Python cost.
 
-Accepted length is given for the three ways to verify; "match" is also the rule of `llama-server`, which accepts a draft
-if llama.cpp's own sample equals it. Costs are measured on the demo pair with its vocabulary filled up to 151,936 tokens.
+Accepted length is given for the three ways to verify. "match" is also the rule of `llama-server`, which accepts a draft
+if llama.cpp's own sample equals it. Costs are measured on the demo pair with its vocabulary filled up to 151,936.
 """
 
 from __future__ import annotations

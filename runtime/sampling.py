@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.errors import Dflash2Error, SamplingError
-from dflash2.native import FloatArray, IntArray
-from dflash2.native_sampler import CUSTOM, Candidates, SamplerChain, TokenArray
+from dflash2.native import CUSTOM, Candidates, FloatArray, IntArray, SamplerChain, TokenArray
 from dflash2.runtime.noise import Noise
 from dflash2.runtime.select import Chance, Draft
 
@@ -23,9 +22,9 @@ Verify = Literal["coupled", "rejection", "match"]
 
 # Samplers whose effect on a row depends on nothing but the row and the tokens accepted before: p exists apart from a
 # draw. The others keep random numbers or a state that moves when they are applied.
-_PURE = frozenset(
-    "penalties dry grammar logit-bias infill top-k typical top-p min-p top-n-sigma temp temp-ext".split()
-) | {CUSTOM}
+_PURE = {CUSTOM, "penalties", "dry", "grammar", "logit-bias", "infill", "temp", "temp-ext"} | {
+    *("top-k", "typical", "top-p", "min-p", "top-n-sigma"),
+}
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's LLAMA_DEFAULT_SEED: a fresh seed each time
 # Streams of one seed. Coupled sampling draws target and draft from the same one.
 _TARGET, _DRAFT, _ACCEPT = 0, 1, 2

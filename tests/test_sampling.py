@@ -12,7 +12,7 @@ from numpy_chain import Chain
 from dflash2 import Dflash2Error, DFlashLlama
 from dflash2.errors import NativeError, SamplingError
 from dflash2.evidence import scaled_target
-from dflash2.native_sampler import SamplerChain, TokenArray, top_candidates
+from dflash2.native import SamplerChain, TokenArray, top_candidates
 from dflash2.runtime.noise import Noise
 from dflash2.runtime.sampling import Sampling
 from dflash2.runtime.select import Chance, select

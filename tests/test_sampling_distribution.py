@@ -19,8 +19,16 @@ from llama_cpp import Llama, LlamaGrammar
 from numpy_chain import Chain
 
 from dflash2 import DFlashLlama, native
-from dflash2.native import Context, ContextOptions, Model, Outputs, Placement
-from dflash2.native_sampler import Candidates, SamplerChain, TokenArray
+from dflash2.native import (
+    Candidates,
+    Context,
+    ContextOptions,
+    Model,
+    Outputs,
+    Placement,
+    SamplerChain,
+    TokenArray,
+)
 from dflash2.runtime.accept import Acceptance
 from dflash2.runtime.draft import draft
 from dflash2.runtime.inject import inject
