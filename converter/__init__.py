@@ -1,17 +1,24 @@
 """Hugging Face drafter checkpoint to GGUF, and what a GGUF file says about itself."""
 
-from dflash2.converter.checkpoint_facts import CheckpointFacts
+from dflash2.converter.carried.draft_vocabulary import DraftVocabulary
+from dflash2.converter.checking.checkpoint_facts import CheckpointFacts
+from dflash2.converter.checking.drafter_facts import DrafterFacts, RopeFacts
+from dflash2.converter.checking.findings import Finding
+from dflash2.converter.checking.inspection import Inspection, Shard, TypeUse, inspect
+from dflash2.converter.checking.pairing import Report, check
+from dflash2.converter.checking.registry import (
+    Availability,
+    RegistryEntry,
+    availability,
+    close_names,
+    list_dict,
+    resolve,
+)
+from dflash2.converter.checking.upgrade import Change, Upgrade, upgrade
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, RopeScaling, Selector
 from dflash2.converter.conversion import Conversion, convert
-from dflash2.converter.draft_vocabulary import DraftVocabulary
-from dflash2.converter.drafter_facts import DrafterFacts, RopeFacts
-from dflash2.converter.findings import Finding
-from dflash2.converter.inspection import Inspection, Shard, TypeUse, inspect
+from dflash2.converter.dialects.overrides import Overrides, TapIds
 from dflash2.converter.outtypes import DIRECT_TYPES, OUT_TYPES, TENSOR_TYPES
-from dflash2.converter.overrides import Overrides, TapIds
-from dflash2.converter.pairing import Report, check
-from dflash2.converter.registry import Availability, RegistryEntry, availability, close_names, list_dict, resolve
-from dflash2.converter.upgrade import Change, Upgrade, upgrade
 
 __all__ = [
     "DIRECT_TYPES",

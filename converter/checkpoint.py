@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash2.converter.dialects import locate
-from dflash2.converter.fields import load_json_object
+from dflash2.converter.dialects.fields import load_json_object
+from dflash2.converter.dialects.table import locate
 from dflash2.converter.safetensors_file import StoredTensor, read_safetensors
 from dflash2.errors import CheckpointError
 

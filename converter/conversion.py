@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.converter.carry import with_target_tensors
+from dflash2.converter.carried.carry import with_target_tensors
+from dflash2.converter.carried.draft_vocabulary import DraftVocabulary
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import locate, read_config
-from dflash2.converter.draft_vocabulary import DraftVocabulary
-from dflash2.converter.fields import load_json_object
+from dflash2.converter.dialects.fields import load_json_object
+from dflash2.converter.dialects.overrides import NO_OVERRIDES, Overrides
+from dflash2.converter.dialects.table import locate, read_config
 from dflash2.converter.libllama import write_typed
 from dflash2.converter.metadata import build_metadata
 from dflash2.converter.outtypes import parse_outtype
-from dflash2.converter.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.provenance import input_files, license_notes
 from dflash2.converter.quantized import open_quantized
-from dflash2.converter.target import check_pair, check_tokens, read_target
+from dflash2.converter.targets.pair import check_pair, check_tokens, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
 from dflash2.converter.writer import Progress, check_output, replacing
 from dflash2.hub import Snapshot

@@ -12,7 +12,7 @@ from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.config import DrafterConfig, RopeScaling
 from dflash2.converter.entry import BOOL, BOOLS, F32, INTEGERS, STRING, STRINGS, U32, Entry
 from dflash2.converter.provenance import InputFile, input_entries, source_entries
-from dflash2.converter.target_facts import Target
+from dflash2.converter.targets.facts import Target
 from dflash2.hub import Snapshot
 from dflash2.model_card import read_card
 

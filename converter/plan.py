@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash2.converter.biases import zero_biases
 from dflash2.converter.config import DrafterConfig
+from dflash2.converter.dialects.biases import zero_biases
+from dflash2.converter.dialects.vocabulary import target_ids
 from dflash2.converter.sources import Computed, HalfSplit, Source, Stored
-from dflash2.converter.vocabulary import target_ids
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 _Row = tuple[str, str, tuple[str, ...]]

@@ -33,18 +33,18 @@ class Source(ABC):
         """What it is, for errors: `PATH: tensor 'NAME'`."""
 
     @property
-    @abstractmethod
     def raw_type(self) -> GGMLQuantizationType | None:
         """The type whose bytes `raw` gives; None if the values must be computed."""
+        return None
 
     @property
     def fixed_type(self) -> bool:
         """Whether the tensor must be stored as `raw_type`, whatever type of output is asked for."""
         return False
 
-    @abstractmethod
     def raw(self, start: int, count: int) -> Bytes:
-        """Bytes of rows `start` to `start + count` in `raw_type`."""
+        """Bytes of rows `start` to `start + count` in `raw_type`; those of F32 if they are computed."""
+        return self.rows(start, count).reshape(-1).view(np.uint8)
 
     @abstractmethod
     def rows(self, start: int, count: int) -> Floats:
@@ -136,17 +136,15 @@ class Computed(Source):
 
 
 @dataclass(frozen=True)
-class RowRange(Source):
-    """`count` outermost rows of a source from `first` on: one part of a fused matrix."""
+class Derived(Source):
+    """What another source becomes; its shape, name and type unless a subclass says otherwise."""
 
     source: Source
-    first: int
-    count: int
 
     @property
     @override
     def shape(self) -> tuple[int, ...]:
-        return (self.count, *self.source.shape[1:])
+        return self.source.shape
 
     @property
     @override
@@ -163,46 +161,20 @@ class RowRange(Source):
     def fixed_type(self) -> bool:
         return self.source.fixed_type
 
-    def _offset(self) -> int:
-        return self.first * math.prod(self.source.shape[1:-1])
-
-    @override
-    def raw(self, start: int, count: int) -> Bytes:
-        return self.source.raw(self._offset() + start, count)
-
-    @override
-    def rows(self, start: int, count: int) -> Floats:
-        return self.source.rows(self._offset() + start, count)
-
 
 @dataclass(frozen=True)
-class HalfSplit(Source):
+class HalfSplit(Derived):
     """Per head of `head_dim` rows (or values of a vector): even ones first, then odd ones.
 
     Rotary pairs (i, i+1) of a checkpoint become llama.cpp's (i, i + half).
     """
 
-    source: Source
     head_dim: int
-
-    @property
-    @override
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    @override
-    def label(self) -> str:
-        return self.source.label
 
     @property
     @override
     def raw_type(self) -> GGMLQuantizationType | None:
         return None
-
-    @override
-    def raw(self, start: int, count: int) -> Bytes:
-        return self.rows(start, count).reshape(-1).view(np.uint8)
 
     @override
     def rows(self, start: int, count: int) -> Floats:

@@ -32,6 +32,8 @@ _FEW_BITS = (_Type.Q2_K, _Type.Q3_K, _Type.IQ3_S)
 # Mixtures that would give short rows IQ4_NL, which CUDA looks up only in rows of a multiple of 256.
 _SHORT_ROWS_TO_IQ4_NL = (_Type.IQ4_XS, _Type.IQ4_NL)
 _LONG_ROW = 256
+# Multiplies the target's hidden states, which may not fit F16: backends round them to the type of a F16 matrix.
+_PROJECTION = "fc.weight"
 _LAYER = re.compile(r"^blk\.\d+\.")
 
 
@@ -101,7 +103,10 @@ def _own_type(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationTyp
         return tensor.source.raw_type
     if not _is_matrix(tensor):
         return _Type.F32
-    return outtype.tensor_type if _holds(tensor, outtype.tensor_type) else _FALLBACK
+    wanted = outtype.tensor_type if _holds(tensor, outtype.tensor_type) else _FALLBACK
+    if tensor.name == _PROJECTION and wanted is _Type.F16:
+        return _Type.BF16 if tensor.source.raw_type is _Type.BF16 else _Type.F32
+    return wanted
 
 
 def _spared(tensor: PlannedTensor, outtype: OutputType) -> GGMLQuantizationType | None:

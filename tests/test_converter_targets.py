@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from dflash2.constants import HF_ARCHITECTURES, PRE_TOKENIZERS, TAPPABLE_ARCHITECTURES
 from dflash2.converter import convert
 from dflash2.converter.header import header
-from dflash2.converter.target import Target, read_target
+from dflash2.converter.targets.pair import Target, read_target
 from dflash2.errors import CheckpointError, Dflash2Error, GGUFError, TargetMismatchError, UnsupportedCheckpointError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 

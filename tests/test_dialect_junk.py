@@ -8,8 +8,8 @@ from factories import drafter_config
 from factories_dialects import muse_config, nemo_config, speculators_config
 
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import read_config
-from dflash2.converter.overrides import NO_OVERRIDES
+from dflash2.converter.dialects.overrides import NO_OVERRIDES
+from dflash2.converter.dialects.table import read_config
 from dflash2.errors import CheckpointError
 
 JUNK = [None, True, False, -1, 0, 1, 2, 7.5, 1e400, float("nan"), 2**40, "", "x", [], {}, [None], [-1], {"a": 1}, [[0]]]

@@ -13,8 +13,8 @@ from factories import HEAD_DIM, HEADS, HIDDEN, MASK_TOKEN, drafter_config, write
 from factories_dialects import lively_tensors, plain_drafter  # noqa: E402
 
 from dflash2.converter import convert  # noqa: E402
-from dflash2.converter.dialects import read_config  # noqa: E402
-from dflash2.converter.overrides import NO_OVERRIDES, Overrides  # noqa: E402
+from dflash2.converter.dialects.overrides import NO_OVERRIDES, Overrides  # noqa: E402
+from dflash2.converter.dialects.table import read_config  # noqa: E402
 from dflash2.errors import CheckpointError  # noqa: E402
 from dflash2.gguf_info import read_gguf_info  # noqa: E402
 

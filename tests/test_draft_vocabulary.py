@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dflash2 import DFlashLlama
 from dflash2.commands.convert import convert as convert_command
 from dflash2.converter import DraftVocabulary, convert
-from dflash2.converter.draft_vocabulary import special_tokens
-from dflash2.converter.frequencies import count_tokens
+from dflash2.converter.carried.draft_vocabulary import special_tokens
+from dflash2.converter.carried.frequencies import count_tokens
 from dflash2.errors import DraftVocabularyError, NativeError, TargetMismatchError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.native import Tokenizer

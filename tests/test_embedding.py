@@ -12,8 +12,8 @@ from gguf.quants import dequantize
 
 from dflash2 import DFlashLlama
 from dflash2.converter import DraftVocabulary, convert
-from dflash2.converter.carry import carry
-from dflash2.converter.embedding import (
+from dflash2.converter.carried.carry import carry
+from dflash2.converter.carried.embedding import (
     EMBEDDING,
     HEAD,
     GGUFRows,

@@ -1,5 +1,6 @@
 """The known ways in which a conversion gives a file that loads and drafts badly: each is kept exactly or refused."""
 
+import json
 import re
 
 import numpy as np
@@ -14,10 +15,15 @@ from factories import (
     make_target,
     write_checkpoint,
 )
+from factories_parts import saved
+from gguf import GGUFReader
 
+from dflash2 import native
 from dflash2.converter import Overrides, convert
 from dflash2.errors import CheckpointError, TargetMismatchError, UnsupportedCheckpointError
 from dflash2.gguf_info import read_gguf_info
+from dflash2.runtime.draft import draft
+from dflash2.runtime.pair import read_pair
 
 
 class Job:
@@ -201,3 +207,95 @@ def test_hazard_13_a_tap_of_the_last_layer_is_told_where_it_is_not_published(job
     assert keys["target_layers"] == (1, TARGET_LAYERS)
     published = "The drafter taps the last layer of the target, which stock llama.cpp does not publish for qwen3"
     assert any(note.startswith(published) for note in notes)
+
+
+def test_hazard_08_llama3_rope_becomes_exact_factors(job):
+    """`rope_freqs.weight` divides the frequencies as transformers' llama3 rope does."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    job.write(version=1, rope_scaling=scaling)
+    _, keys, tensors = job.convert()
+    assert "rope_freqs.weight" in tensors
+    assert "rope.scaling.type" not in keys
+    # theta 10000, 16 dimensions: wavelengths 2 pi 10000^(i/8); below 16 kept, above 64 slowed by 8, blended between.
+    wavelengths = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)
+    blend = np.clip((64 / wavelengths - 1) / 3, 0, 1)
+    written = GGUFReader(job.output)
+    factors = next(tensor.data for tensor in written.tensors if tensor.name == "rope_freqs.weight")
+    np.testing.assert_allclose(factors, 1 / ((1 - blend) / 8 + blend), rtol=1e-6)
+    assert factors[0] == 1
+    assert factors[-1] == 8
+
+
+@pytest.mark.parametrize(
+    ("scaling", "key"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, "longrope"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": 16}, "beta_fast"),
+    ],
+)
+def test_hazard_08_a_rope_that_llama_cpp_would_not_compute_is_refused(job, scaling, key):
+    job.write(version=1, rope_scaling=scaling)
+    with pytest.raises(UnsupportedCheckpointError, match=key):
+        job.convert()
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "auto-round", "quark", "bitsandbytes", "something"])
+def test_hazard_11_a_quantisation_that_is_not_read_is_refused_by_name(job, method):
+    job.write(quantization_config={"quant_method": method})
+    with pytest.raises(UnsupportedCheckpointError, match=method):
+        job.convert()
+
+
+def test_hazard_11_fp8_weights_are_dequantised_with_their_scales(job):
+    """8-bit code 0x38 is 1.0, 0x40 is 2.0 (E4M3); the scale of the whole matrix is 0.5."""
+    name = "layers.0.mlp.up_proj"
+    job.write(version=1, quantization_config={"quant_method": "fp8", "ignored_layers": ["fc"]})
+    config = json.loads((job.drafter / "config.json").read_text())
+    plain = drafter_tensors(config)
+    shape = plain.pop(f"{name}.weight").shape
+    others = [other for other in plain if other.endswith("_proj.weight")]
+    config["quantization_config"]["ignored_layers"] += [other.removesuffix(".weight") for other in others]
+    write_checkpoint(job.drafter, config, plain)
+    codes = np.full(shape, 0x38, np.uint8)
+    codes[0, 0] = 0x40
+    parts = {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight_scale": ("F32", np.float32([0.5]))}
+    (job.drafter / "model-fp8.safetensors").write_bytes(saved(parts))
+    done = convert(job.drafter, job.target, job.output, outtype="f32")
+    values = next(t.data for t in GGUFReader(done.output).tensors if t.name == "blk.0.ffn_up.weight")
+    assert values[0, 0] == 1.0
+    assert (values.ravel()[1:] == 0.5).all()
+
+
+def test_hazard_14_hidden_states_beyond_f16_meet_no_f16_matrix(demo, tmp_path):
+    """A lattice of finite scores from features of 10^5 in a file of type f16, and none with fc forced to F16."""
+    native.silence()
+    scores = {}
+    for name, types in {"default": (), "forced": [("fc.weight", "f16")]}.items():
+        drafter = tmp_path / f"{name}.gguf"
+        convert(demo.drafter, demo.target, drafter, outtype="f16", tensor_types=types)
+        scores[name] = lattice_of_large_features(demo.target, drafter)
+    assert np.isfinite(scores["default"]).all()
+    assert not np.isfinite(scores["forced"]).all()
+
+
+def lattice_of_large_features(target_path, drafter_path):
+    spec = read_pair(target_path, drafter_path)
+    options = native.ContextOptions(n_ctx=256, n_batch=64, n_ubatch=64, n_threads=1, n_threads_batch=1)
+    models = [native.Model(path, native.Placement()) for path in (target_path, drafter_path)]
+    target = native.Context.open(models[0], options)
+    drafter = native.Context.open(models[1], options, other=target, feature_width=spec.feature_width)
+    drafter.set_causal(spec.causal)
+    drafter.output_lattice()
+    features = np.random.default_rng(0).normal(size=(8, spec.feature_width)) * 1e5
+    drafter.decode_features(features.astype(np.float32), 0)
+    rows = draft(drafter, np.full(spec.block_size, spec.mask_token, np.int32), 8, lattice=True).copy()
+    for owned in (drafter, target, *models):
+        owned.close()
+    return rows

@@ -8,7 +8,7 @@ import pytest
 from dflash2 import native
 from dflash2.constants import TAPPABLE_ARCHITECTURES
 from dflash2.converter import RegistryEntry, availability, close_names, list_dict, resolve
-from dflash2.converter.registry import registry
+from dflash2.converter.checking.registry import registry
 
 
 def test_keys_and_drafters_are_unique():

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from dflash2.converter.torch_file import read_torch_file
+from dflash2.converter.dialects.torch_file import read_torch_file
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dflash2.converter.fields import Fields
+from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.quantized import codes
 from dflash2.converter.quantized.codes import Code, read_integers, read_scalar
 from dflash2.converter.quantized.matrix import Grid, PackedZeroPoints, QuantizedMatrix, ZeroPoints, tiles_of

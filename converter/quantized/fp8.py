@@ -5,7 +5,7 @@ A block at the edge is cut, not stretched: its scale serves what is left of it.
 
 from __future__ import annotations
 
-from dflash2.converter.fields import Fields
+from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.quantized import codes
 from dflash2.converter.quantized.matrix import QuantizedMatrix
 from dflash2.converter.quantized.module import Module, ModuleReader, Shape, matrix_shape, read_scales

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
 from typing_extensions import override
 
 from dflash2.converter.quantized.codes import SCALES, Code
@@ -148,15 +147,6 @@ class QuantizedMatrix(Source):
     @override
     def label(self) -> str:
         return f"{self.tensor.path}: tensor {self.tensor.name!r}"
-
-    @property
-    @override
-    def raw_type(self) -> GGMLQuantizationType | None:
-        return None
-
-    @override
-    def raw(self, start: int, count: int) -> Bytes:
-        return self.rows(start, count).reshape(-1).view(np.uint8)
 
     @override
     def rows(self, start: int, count: int) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from dflash2.converter.fields import Fields
+from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.quantized import codes
 from dflash2.converter.quantized.matrix import QuantizedMatrix
 from dflash2.converter.quantized.module import Module, ModuleReader, matrix_shape, read_scales

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.converter.fields import Fields, JsonObject, load_json_object
+from dflash2.converter.dialects.fields import Fields, JsonObject, load_json_object
 from dflash2.converter.quantized import compressed_tensors, fp8, modelopt
 from dflash2.converter.quantized.module import Module, ModuleReader
 from dflash2.converter.safetensors_file import StoredTensor

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.converter.fields import Fields
+from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.quantized.module import Module, Shape, fit_tile
 from dflash2.errors import CheckpointError
 

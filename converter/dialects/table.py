@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.fields import Fields, load_json_object
-from dflash2.converter.layout import Place, find_drafter
-from dflash2.converter.mask_embedding import read_mask_embedding
-from dflash2.converter.muse import muse_name, read_muse
-from dflash2.converter.nemo import read_nemo
-from dflash2.converter.overrides import Overrides
-from dflash2.converter.speculators import read_speculators
-from dflash2.converter.zlab import read_zlab, zlab_name
+from dflash2.converter.dialects.fields import Fields, load_json_object
+from dflash2.converter.dialects.layout import Place, find_drafter
+from dflash2.converter.dialects.mask_embedding import read_mask_embedding
+from dflash2.converter.dialects.muse import muse_name, read_muse
+from dflash2.converter.dialects.nemo import read_nemo
+from dflash2.converter.dialects.overrides import Overrides
+from dflash2.converter.dialects.speculators import read_speculators
+from dflash2.converter.dialects.zlab import read_zlab, zlab_name
 from dflash2.errors import UnsupportedCheckpointError
 
 Reader = Callable[[Fields, str, Overrides], DrafterConfig]

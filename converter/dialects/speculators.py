@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash2.converter.attention import read_layers
-from dflash2.converter.backbone import Layout, read_backbone, read_taps
 from dflash2.converter.config import Attention, DrafterConfig
-from dflash2.converter.fields import Fields
-from dflash2.converter.overrides import Overrides
-from dflash2.converter.vocabulary import MEMBERS, OFFSETS
+from dflash2.converter.dialects.attention import read_layers
+from dflash2.converter.dialects.backbone import Layout, read_backbone, read_taps
+from dflash2.converter.dialects.fields import Fields
+from dflash2.converter.dialects.overrides import Overrides
+from dflash2.converter.dialects.vocabulary import MEMBERS, OFFSETS
 from dflash2.errors import UnsupportedCheckpointError
 
 _TAPS = "aux_hidden_state_layer_ids"

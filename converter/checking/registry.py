@@ -77,7 +77,7 @@ class Availability:
 @cache
 def registry() -> tuple[RegistryEntry, ...]:
     """All published pairs, DFlash 2 first."""
-    rows = json.loads((files("dflash2.converter") / _DATA).read_text(encoding="utf-8"))
+    rows = json.loads((files("dflash2.converter.checking") / _DATA).read_text(encoding="utf-8"))
     return tuple(RegistryEntry(**{**row, "taps": tuple(row["taps"])}) for row in rows)
 
 

@@ -15,10 +15,10 @@ import gguf
 from gguf.constants import TokenType
 
 from dflash2.constants import DRAFTER_ARCHITECTURE, PRE_TOKENIZERS
+from dflash2.converter.dialects.fields import Fields, load_json_object
 from dflash2.converter.entry import BOOL, FLOATS, INTEGERS, STRING, STRINGS, U32, Entry
-from dflash2.converter.fields import Fields, load_json_object
-from dflash2.converter.sentencepiece_file import read_pieces
-from dflash2.converter.target_facts import TOKENS
+from dflash2.converter.targets.facts import TOKENS
+from dflash2.converter.targets.sentencepiece_file import read_pieces
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -10,13 +10,13 @@ from typing import Literal
 
 from gguf.constants import LlamaFileType
 
-from dflash2.converter.checkpoint_facts import CheckpointFacts, read_checkpoint_facts
-from dflash2.converter.drafter_checks import drafter_findings
-from dflash2.converter.drafter_facts import DrafterFacts, drafter_facts
-from dflash2.converter.findings import Finding, problems
-from dflash2.converter.forks import is_drafter, read_spelling
-from dflash2.converter.inspection_json import inspection_dict
-from dflash2.converter.inspection_rows import Row, rows_of
+from dflash2.converter.checking.checkpoint_facts import CheckpointFacts, read_checkpoint_facts
+from dflash2.converter.checking.drafter_checks import drafter_findings
+from dflash2.converter.checking.drafter_facts import DrafterFacts, drafter_facts
+from dflash2.converter.checking.findings import Finding, problems
+from dflash2.converter.checking.forks import is_drafter, read_spelling
+from dflash2.converter.checking.inspection_json import inspection_dict
+from dflash2.converter.checking.inspection_rows import Row, rows_of
 from dflash2.errors import CheckpointError, GGUFError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
 

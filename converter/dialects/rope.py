@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash2.converter.config import Rope, RopeScaling
-from dflash2.converter.fields import Fields
+from dflash2.converter.dialects.fields import Fields
 from dflash2.errors import UnsupportedCheckpointError
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")

@@ -5,11 +5,11 @@ Drafters of gpt-oss, Nemotron and MiMo speak it too, each with something more: b
 
 from __future__ import annotations
 
-from dflash2.converter.attention import read_attention
-from dflash2.converter.backbone import Layout, read_backbone, read_taps
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.fields import Fields
-from dflash2.converter.overrides import Overrides
+from dflash2.converter.dialects.attention import read_attention
+from dflash2.converter.dialects.backbone import Layout, read_backbone, read_taps
+from dflash2.converter.dialects.fields import Fields
+from dflash2.converter.dialects.overrides import Overrides
 
 _PREFIX = "model."
 _BARE = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")

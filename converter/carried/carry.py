@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dflash2.converter.config import DrafterConfig
-from dflash2.converter.draft_vocabulary import DraftVocabulary, choose_tokens
-from dflash2.converter.embedding import (
+from dflash2.converter.carried.draft_vocabulary import DraftVocabulary, choose_tokens
+from dflash2.converter.carried.embedding import (
     EMBEDDING,
     HEAD,
     SelectedRows,
@@ -23,6 +22,7 @@ from dflash2.converter.embedding import (
     embedding_with_mask_row,
     read_tables,
 )
+from dflash2.converter.config import DrafterConfig
 from dflash2.converter.plan import PlannedTensor, TensorPlan
 from dflash2.converter.sources import Computed, Floats, Source
 from dflash2.errors import UnsupportedCheckpointError

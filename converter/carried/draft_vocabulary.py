@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import TokenType
 
+from dflash2.converter.carried.frequencies import count_tokens
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.frequencies import count_tokens
 from dflash2.errors import DraftVocabularyError
 from dflash2.gguf_info import GGUFInfo
 

@@ -10,9 +10,9 @@ import gguf
 
 from dflash2.converter.checkpoint import read_tensors
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.dialects import locate, read_config
-from dflash2.converter.fields import JsonObject, load_json_object
-from dflash2.converter.overrides import NO_OVERRIDES, Overrides
+from dflash2.converter.dialects.fields import JsonObject, load_json_object
+from dflash2.converter.dialects.overrides import NO_OVERRIDES, Overrides
+from dflash2.converter.dialects.table import locate, read_config
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.quantized import open_quantized
 from dflash2.converter.safetensors_file import StoredTensor

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash2.constants import EXPERT_ARCHITECTURES, HF_ARCHITECTURES, MROPE_ARCHITECTURES
-from dflash2.converter.fields import Fields, JsonObject, load_json_object
-from dflash2.converter.hf_tokenizer import read_tokenizer
-from dflash2.converter.target_facts import TOKENS, Target
+from dflash2.converter.dialects.fields import Fields, JsonObject, load_json_object
+from dflash2.converter.targets.facts import TOKENS, Target
+from dflash2.converter.targets.hf_tokenizer import read_tokenizer
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
 # Where configs of multimodal models keep that of the language model.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, Selector
-from dflash2.converter.fields import Fields
-from dflash2.converter.overrides import Overrides
-from dflash2.converter.rope import read_rope
+from dflash2.converter.dialects.fields import Fields
+from dflash2.converter.dialects.overrides import Overrides
+from dflash2.converter.dialects.rope import read_rope
 from dflash2.errors import UnsupportedCheckpointError
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS

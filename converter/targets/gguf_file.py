@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.entry import STRINGS, Entry
-from dflash2.converter.target_facts import TOKENS, Target
+from dflash2.converter.targets.facts import TOKENS, Target
 from dflash2.errors import GGUFError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 

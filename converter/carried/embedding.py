@@ -19,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from typing_extensions import override
 
-from dflash2.converter.sources import Bytes, Floats, Source, n_bytes, row_length
+from dflash2.converter.sources import Bytes, Derived, Floats, Source, n_bytes, row_length
 from dflash2.errors import CheckpointError, GGUFError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
 
@@ -90,31 +90,15 @@ class GGUFRows(Source):
 
 
 @dataclass(frozen=True)
-class SelectedRows(Source):
+class SelectedRows(Derived):
     """Rows `ids` (ascending) of a matrix, in that order."""
 
-    source: Source
     ids: npt.NDArray[np.int64]
 
     @property
     @override
     def shape(self) -> tuple[int, ...]:
         return (len(self.ids), row_length(self.source))
-
-    @property
-    @override
-    def label(self) -> str:
-        return self.source.label
-
-    @property
-    @override
-    def raw_type(self) -> GGMLQuantizationType | None:
-        return self.source.raw_type
-
-    @property
-    @override
-    def fixed_type(self) -> bool:
-        return self.source.fixed_type
 
     @override
     def raw(self, start: int, count: int) -> Bytes:
@@ -132,36 +116,20 @@ class SelectedRows(Source):
 
 
 @dataclass(frozen=True)
-class ReplacedRow(Source):
+class ReplacedRow(Derived):
     """A matrix with the values `vector` in place of row `row`.
 
     The other rows keep their bytes where the vector can be encoded as their type; otherwise all become F16.
     """
 
-    source: Source
     row: int
     vector: Floats
-
-    @property
-    @override
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    @override
-    def label(self) -> str:
-        return self.source.label
 
     @property
     @override
     def raw_type(self) -> GGMLQuantizationType | None:
         stored = self.source.raw_type
         return stored if stored is None or _can_quantize(stored) else _FALLBACK
-
-    @property
-    @override
-    def fixed_type(self) -> bool:
-        return self.source.fixed_type
 
     @property
     def note(self) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash2.converter.checking.forks import MASK_TOKEN
+from dflash2.converter.checking.loader_table import MAX_LAYERS, SELECTOR_TENSOR, VOCABULARY_MAP
 from dflash2.converter.config import Attention, Convolution, Selector
-from dflash2.converter.forks import MASK_TOKEN
-from dflash2.converter.loader_table import MAX_LAYERS, SELECTOR_TENSOR, VOCABULARY_MAP
 from dflash2.gguf_info import GGUFInfo
 
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"

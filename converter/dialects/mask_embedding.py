@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash2.converter.torch_file import read_torch_file
+from dflash2.converter.dialects.torch_file import read_torch_file
 from dflash2.errors import CheckpointError
 
 FILE = "mask_embedding.pt"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash2.converter.checkpoint_facts import CheckpointFacts
+from dflash2.converter.checking.checkpoint_facts import CheckpointFacts
+from dflash2.converter.checking.drafter_facts import DrafterFacts
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Selector
-from dflash2.converter.drafter_facts import DrafterFacts
 
 if TYPE_CHECKING:
-    from dflash2.converter.inspection import Inspection
+    from dflash2.converter.checking.inspection import Inspection
 
 SCHEMA = "dflash2.inspect/1"
 

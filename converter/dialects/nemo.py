@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash2.converter.attention import read_layers
-from dflash2.converter.backbone import read_backbone, read_taps
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.fields import Fields
-from dflash2.converter.overrides import Overrides
-from dflash2.converter.zlab import zlab_layout
+from dflash2.converter.dialects.attention import read_layers
+from dflash2.converter.dialects.backbone import read_backbone, read_taps
+from dflash2.converter.dialects.fields import Fields
+from dflash2.converter.dialects.overrides import Overrides
+from dflash2.converter.dialects.zlab import zlab_layout
 
 
 def read_nemo(top: Fields, architecture: str, overrides: Overrides) -> DrafterConfig:

@@ -13,14 +13,14 @@ from dflash2.constants import (
     LLAMA_CPP_PYTHON_VERSION,
     TAPPABLE_ARCHITECTURES,
 )
-from dflash2.converter.checkpoint_facts import read_checkpoint_facts
+from dflash2.converter.checking.checkpoint_facts import read_checkpoint_facts
+from dflash2.converter.checking.drafter_checks import drafter_findings
+from dflash2.converter.checking.drafter_facts import DrafterFacts, drafter_facts
+from dflash2.converter.checking.findings import Fact, Finding, error, ok, problems, warning
+from dflash2.converter.checking.forks import is_drafter, read_spelling
 from dflash2.converter.config import DrafterConfig
-from dflash2.converter.drafter_checks import drafter_findings
-from dflash2.converter.drafter_facts import DrafterFacts, drafter_facts
-from dflash2.converter.findings import Fact, Finding, error, ok, problems, warning
-from dflash2.converter.forks import is_drafter, read_spelling
-from dflash2.converter.overrides import NO_OVERRIDES, Overrides
-from dflash2.converter.target import Target, check_tokens, read_target
+from dflash2.converter.dialects.overrides import NO_OVERRIDES, Overrides
+from dflash2.converter.targets.pair import Target, check_tokens, read_target
 from dflash2.errors import CheckpointError, GGUFError, NativeError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 

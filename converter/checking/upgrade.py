@@ -17,10 +17,10 @@ from typing import BinaryIO
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
+from dflash2.converter.checking.forks import MASK_TOKEN, TARGET_LAYERS, Spelling, is_drafter, is_dspark, read_spelling
 from dflash2.converter.entry import BOOL, INTEGERS, U32, Entry
-from dflash2.converter.forks import MASK_TOKEN, TARGET_LAYERS, Spelling, is_drafter, is_dspark, read_spelling
 from dflash2.converter.header import header
-from dflash2.converter.target import Target, read_target
+from dflash2.converter.targets.pair import Target, read_target
 from dflash2.converter.writer import Progress, check_output, replacing
 from dflash2.errors import GGUFError, OutputError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info

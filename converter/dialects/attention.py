@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dflash2.converter.config import Attention
-from dflash2.converter.fields import Fields
+from dflash2.converter.dialects.fields import Fields
 from dflash2.errors import UnsupportedCheckpointError
 
 _SLIDES = {"full_attention": False, "sliding_attention": True}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dflash2.converter.checkpoint_facts import CheckpointFacts
+from dflash2.converter.checking.checkpoint_facts import CheckpointFacts
+from dflash2.converter.checking.drafter_facts import DrafterFacts, RopeFacts
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Selector
-from dflash2.converter.drafter_facts import DrafterFacts, RopeFacts
 
 if TYPE_CHECKING:
-    from dflash2.converter.inspection import Inspection
+    from dflash2.converter.checking.inspection import Inspection
 
 Row = tuple[str, str]
 

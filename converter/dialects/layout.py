@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.converter.fields import load_json_object
+from dflash2.converter.dialects.fields import load_json_object
 from dflash2.errors import CheckpointError
 
 _CONFIG = "config.json"

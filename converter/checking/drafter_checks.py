@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from gguf.constants import GGUFValueType
 
-from dflash2.converter.drafter_facts import DrafterFacts
-from dflash2.converter.findings import Finding, error, ok, warning
-from dflash2.converter.forks import Spelling, is_dspark
-from dflash2.converter.loader_table import (
+from dflash2.converter.checking.drafter_facts import DrafterFacts
+from dflash2.converter.checking.findings import Finding, error, ok, warning
+from dflash2.converter.checking.forks import Spelling, is_dspark
+from dflash2.converter.checking.loader_table import (
     SELECTOR_TENSOR,
     VOCABULARY_MAP,
     Slot,

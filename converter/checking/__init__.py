@@ -1,0 +1,1 @@
+"""What files say about themselves, whether they fit each other, and putting old ones right."""

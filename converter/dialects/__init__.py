@@ -1,0 +1,1 @@
+"""Readers of every dialect of config.json, and what they share."""
