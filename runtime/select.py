@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dflash2.native import FloatArray, IntArray
-from dflash2.native_sampler import top_candidates
+from dflash2.native import FloatArray, IntArray, top_candidates
 from dflash2.runtime.noise import Noise
 
 _V1_CANDIDATES = 16  # per position, of a drafter without selector
@@ -16,7 +15,10 @@ _V1_CANDIDATES = 16  # per position, of a drafter without selector
 
 @dataclass(frozen=True)
 class Chance:
-    """How drafts are drawn: at `temperature`, with this `noise`; `coupled` if the target's tokens are drawn with it too."""
+    """How drafts are drawn: at `temperature`, with this `noise`.
+
+    `coupled`: the target's tokens are drawn with the same noise.
+    """
 
     noise: Noise
     temperature: float

@@ -294,7 +294,6 @@ def broken(tmp_path: Path, target: Path, tensors: dict) -> Path:
     return changed_gguf(good, tmp_path / "broken.gguf", tensors)
 
 
-
 def test_json_keys_may_come_in_any_order(tmp_path, target):
     path = tmp_path / "counts.json"
     path.write_text(json.dumps({"40": 1, "39": 2}))

@@ -19,12 +19,15 @@ from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
 from dflash2.native.probe import Support, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
+from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
 from dflash2.native.tokenizer import Tokenizer
 
 __all__ = [
+    "CUSTOM",
     "LIBRARY_VARIABLE",
     "AttentionOptions",
     "Bytes",
+    "Candidates",
     "Context",
     "ContextOptions",
     "FloatArray",
@@ -33,7 +36,9 @@ __all__ = [
     "Model",
     "Outputs",
     "Placement",
+    "SamplerChain",
     "Support",
+    "TokenArray",
     "Tokenizer",
     "device_names",
     "gpu_names",
@@ -44,4 +49,5 @@ __all__ = [
     "require_symbols",
     "silence",
     "support",
+    "top_candidates",
 ]

@@ -114,8 +114,9 @@ class Context:
         """Evaluate `tokens` [n] at positions `start`...; raises NativeError, then memory is as `truncate` leaves it."""
         n = len(tokens)
         self._check_rows(n)
-        if tokens.min() < 0 or tokens.max() >= self.n_vocab:
-            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {tokens.min()}..{tokens.max()}.")
+        listed = tokens.tolist()  # for a block, a fifth of the time of numpy's reductions
+        if min(listed) < 0 or max(listed) >= self.n_vocab:
+            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {min(listed)}..{max(listed)}.")
         self._run(self._batch.of_tokens(tokens, start, outputs), start, n)
         self._outputs = {Outputs.NONE: 0, Outputs.LAST: 1, Outputs.ALL: n}[outputs]
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash2 import native
 from dflash2.errors import SamplingError
-from dflash2.native import FloatArray, IntArray
+from dflash2.native.batch import FloatArray, IntArray
+from dflash2.native.loader import library
 
 CUSTOM = "custom"
 _GRAMMAR, _TOP_K = "grammar", "top-k"
@@ -34,7 +34,7 @@ class TokenArray:
     """llama.cpp's `llama_token_data_array` over one buffer, for rows of at most `n_vocab` tokens."""
 
     def __init__(self, n_vocab: int) -> None:
-        native.library()
+        library()
         module = import_module("llama_cpp.llama_cpp")
         self.n_vocab = n_vocab
         self._ids: IntArray = np.arange(n_vocab, dtype=np.int32)
