@@ -23,7 +23,13 @@ class Host(Protocol):
 
 
 class Request:
-    """How one call of `generate` chooses tokens (`dflash2.runtime.accept.Request`); greedy without a rule."""
+    """How one call of `generate` chooses tokens (`dflash2.runtime.accept.Request`); greedy without a rule.
+
+    Attributes:
+        greedy: whether every token is the argmax of its row.
+        chance: how drafts are drawn; None for the argmax.
+        fixes_depth: whether a seed was given whose text depends on the depth, which must then stay as it is.
+    """
 
     def __init__(self, host: Any, rule: Rule | None) -> None:
         self._host: Host = host
@@ -31,13 +37,15 @@ class Request:
         self._row = _LAST_ROW
         self.greedy = rule is None
         self.chance: Chance | None = None if rule is None else rule.chance
-        self.follows_depth = rule is not None and rule.follows_depth
+        self.fixes_depth = rule is not None and rule.fixes_depth
 
     @property
     def position(self) -> int:
+        """Tokens processed so far."""
         return int(self._host.n_tokens)
 
     def advance(self, token: int, row: int) -> None:
+        """Note that `token` is processed, as row `row` of the target's last batch."""
         host = self._host
         self._row = row
         host.input_ids[host.n_tokens] = token
@@ -50,6 +58,7 @@ class Request:
         self._row = _LAST_ROW - surplus
 
     def choose(self, draft: Draft | None = None) -> int:
+        """The target's token after the row last advanced over. Raises SamplingError if none may be chosen."""
         if self._rule is None:
             return int(self.logits().argmax())
         return self._rule.choose(self.logits(), self.position, draft)

@@ -1,14 +1,14 @@
 """How a sampled request chooses the target's token after a row, and what that asks of the drafts.
 
-All three ways give tokens of the target's own distribution p: softmax of what the caller's complete sampler chain leaves
-of a row of logits, grammar, penalties and logits processors included.
+All three ways give tokens of the target's own distribution p: softmax of what the caller's complete sampler chain
+leaves of a row of logits, grammar, penalties and logits processors included.
 """
 
 from __future__ import annotations
 
 import secrets
 import warnings
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,8 @@ Verify = Literal["coupled", "rejection", "match"]
 # Samplers whose effect on a row depends on nothing but the row and the tokens accepted before: p exists apart from a
 # draw. The others keep random numbers or a state that moves when they are applied.
 _PURE = frozenset(
-    ("penalties", "grammar", "top-k", "typical", "top-p", "min-p", "temp", "temp-ext", "top-n-sigma", "logit-bias")
-    + ("dry", "infill", CUSTOM)
-)
+    "penalties dry grammar logit-bias infill top-k typical top-p min-p top-n-sigma temp temp-ext".split()
+) | {CUSTOM}
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's LLAMA_DEFAULT_SEED: a fresh seed each time
 # Streams of one seed. Coupled sampling draws target and draft from the same one.
 _TARGET, _DRAFT, _ACCEPT = 0, 1, 2
@@ -37,11 +36,11 @@ class Rule(Protocol):
 
     Attributes:
         chance: how `select` draws drafts; None for the argmax.
-        follows_depth: whether the tokens of one seed depend on how many drafts each cycle verifies.
+        fixes_depth: whether a seed was given that promises its tokens only while each cycle verifies as many drafts.
     """
 
     chance: Chance | None
-    follows_depth: bool
+    fixes_depth: bool
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:
         """The token for `position`, after the row `logits` [vocabulary]; accepted by the chain.
@@ -54,12 +53,13 @@ class Match:
     """llama.cpp's own sampler, once per token: the text of `llama_cpp.Llama` for its seed. Drafts are argmax."""
 
     chance = None
-    follows_depth = False
+    fixes_depth = False
 
     def __init__(self, chain: SamplerChain) -> None:
         self._chain = chain
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:  # noqa: ARG002
+        """As in `Rule`."""
         token = self._chain.sample(logits)
         self._chain.accept(token)
         return token
@@ -71,7 +71,7 @@ class Coupled:
     The token depends on the row, the position and the seed alone: drafts cannot change it.
     """
 
-    follows_depth = False
+    fixes_depth = False
 
     def __init__(self, chain: SamplerChain, seed: int, temperature: float) -> None:
         self._chain = chain
@@ -79,6 +79,7 @@ class Coupled:
         self.chance = Chance(self._noise, temperature, coupled=True)
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:  # noqa: ARG002
+        """As in `Rule`."""
         ids, left = self._chain.candidates(logits)
         token = _at(ids, self._noise.draw(position, ids, left))
         self._chain.accept(token)
@@ -91,15 +92,15 @@ class Rejection:
     Otherwise, draw from max(p - q, 0), normalised; without a draft, from p. The three draws are independent.
     """
 
-    follows_depth = True
-
-    def __init__(self, chain: SamplerChain, seed: int, temperature: float) -> None:
+    def __init__(self, chain: SamplerChain, seed: int, temperature: float, *, fixes_depth: bool = True) -> None:
         self._chain = chain
+        self.fixes_depth = fixes_depth
         self._noise, self._accept = Noise(seed, _TARGET), Noise(seed, _ACCEPT)
         self.chance = Chance(Noise(seed, _DRAFT), temperature, coupled=False)
         self._q = np.zeros(chain.n_vocab)
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:
+        """As in `Rule`."""
         candidates = self._chain.candidates(logits)
         if not candidates.logits.max() > -np.inf:
             raise _nothing_left()
@@ -154,8 +155,6 @@ class Sampling:
         verify: "coupled", "rejection" or "match", for requests to come.
     """
 
-    _RULES: ClassVar = {"coupled": Coupled, "rejection": Rejection}
-
     def __init__(self, verify: Verify) -> None:
         self._tokens: TokenArray | None = None
         self._told = False
@@ -196,7 +195,9 @@ class Sampling:
             )
         if stateful or last == "greedy" or self.verify == "match":
             return Match(chain)
-        seed &= 0xFFFFFFFF
-        seed = secrets.randbits(32) if seed == _RANDOM_SEED else seed
-        rule: Rule = self._RULES[self.verify](chain, seed, temperature if temperature > 0 else 1.0)
-        return rule
+        temperature = temperature if temperature > 0 else 1.0
+        given = seed & 0xFFFFFFFF != _RANDOM_SEED
+        seed = seed & 0xFFFFFFFF if given else secrets.randbits(32)
+        if self.verify == "coupled":
+            return Coupled(chain, seed, temperature)
+        return Rejection(chain, seed, temperature, fixes_depth=given)

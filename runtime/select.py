@@ -16,7 +16,10 @@ _V1_CANDIDATES = 16  # per position, of a drafter without selector
 
 @dataclass(frozen=True)
 class Chance:
-    """How drafts are drawn: at `temperature`, with this `noise`; `coupled` if the target's tokens are drawn with it too."""
+    """How drafts are drawn: at `temperature`, with this `noise`.
+
+    `coupled`: the target's tokens are drawn with the same noise.
+    """
 
     noise: Noise
     temperature: float

@@ -81,7 +81,7 @@ def pairs_of(a, b):
 
 
 def test_each_row_and_each_column_is_uniform():
-    """Kolmogorov-Smirnov distances of 2,000 samples of 1,000 numbers; the bound is that of p = 1e-3 after Bonferroni."""
+    """Kolmogorov-Smirnov distances of 2,000 samples of 1,000; the bound is p = 1e-3 after Bonferroni."""
     grid = Noise(9).uniform(POSITIONS, GRID)
     steps = np.arange(1, 1001)[:, None] / 1000
     for samples in (grid, grid.T):

@@ -1,8 +1,9 @@
 """Sampled tokens are the target's: frequencies of one token and of two, against probabilities worked out in numpy.
 
-50,000 draws per setting (with DFLASH2_FULL=1 two tokens each in all of them, else where history matters) go through the real `select`, `Acceptance` and rules, over rows of logits and lattices that
+50,000 draws per setting go through the real `select`, `Acceptance` and rules, over rows of logits and lattices that
 the real pair computed, and over what llama.cpp's own chain left of them; only the decoding is not repeated, since it
-would give the same rows. A last test runs thousands of real cycles.
+would give the same rows. Rejection draws two tokens each where history matters, and everywhere with DFLASH2_FULL=1. A
+last test runs thousands of real cycles.
 """
 
 import os
@@ -65,7 +66,8 @@ class Rows:
     """What the models computed for the prompt and the anchor.
 
     Attributes:
-        first: logits after the anchor, [vocabulary]; `second[a]` those after the anchor and a, [vocabulary, vocabulary].
+        first: logits after the anchor, [vocabulary].
+        second: `second[a]` those after the anchor and a, [vocabulary, vocabulary].
         block: lattice of the block behind the anchor, [3, hidden]; `later[a]` the first row of the one behind a.
     """
 
