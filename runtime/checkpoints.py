@@ -86,7 +86,7 @@ class Checkpoints:
 
     def drop_beyond(self, length: int) -> None:
         """Forget those of more than `length` positions: other tokens will stand there."""
-        while self.last > length:
+        while self._kept and self.last > length:
             self._kept.pop()
 
     def drop_drafter(self) -> None:

@@ -193,12 +193,13 @@ class DFlashLlama(LlamaCalls):
     @staticmethod
     def _default_depth(spec: DrafterSpec, llama_kwargs: dict[str, Any]) -> int:
         """As many drafts as the block has and the batch allows; llama.cpp wants all rows of a step back in one."""
-        n_batch = llama_kwargs.get("n_batch", _N_BATCH)
-        n_ctx = llama_kwargs.get("n_ctx", _N_BATCH) or n_batch  # 0 is the model's own
+        n_batch: int = llama_kwargs.get("n_batch", _N_BATCH)
+        n_ctx: int = llama_kwargs.get("n_ctx", _N_BATCH) or n_batch  # 0 is the model's own
         most = min(spec.block_size, n_batch, n_ctx) - 1
         if not spec.target_keeps_snapshots:
             return most
-        return max(0, min(most, min(n_batch, llama_kwargs.get("n_ubatch", _N_BATCH)) - 2))
+        n_ubatch: int = min(n_batch, llama_kwargs.get("n_ubatch", _N_BATCH))
+        return max(0, min(most, n_ubatch - 2))
 
     @property
     def model_params(self) -> Any:

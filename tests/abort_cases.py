@@ -210,6 +210,18 @@ CASES: dict[str, Case] = {
         "does not fit",
         call="llm.eval([5] * 20); s = llm.save_state(); s.drafter_memory = s.drafter_memory[:40]; llm.load_state(s)",
     ),
+    "a recurrent target after close": Case(
+        "NativeError", "closed", target={"kind": "lfm2"}, call="llm.eval([5, 6]); llm.close(); llm.eval([7])"
+    ),
+    "generation of a recurrent target after close": Case(
+        "NativeError",
+        "closed",
+        target={"kind": "lfm2"},
+        call="llm.eval([5, 6]); llm.close(); list(llm.generate([5, 9], temp=0.0))",
+    ),
+    "state of a closed object": Case("NativeError", "closed", call="llm.eval([5]); llm.close(); llm.save_state()"),
+    "reset and depth after close": Case("NativeError", "closed", call="llm.close(); llm.reset(); llm.depth = 3"),
+    "negative position": Case("NativeError", "", call="llm.n_tokens = -5; llm.eval([5])"),
     # The library.
     "library without a symbol": Case("NativeError", "does not export", environment={"DFLASH2_LIBRARY_PATH": "bare"}),
     "library of another version": Case("NativeError", "another version", before=_OTHER_LAYOUT),

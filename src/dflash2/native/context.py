@@ -195,21 +195,15 @@ class Context:
 
     def truncate(self, length: int) -> bool:
         """Drop positions `length` and later; False if the memory cannot (then nothing was dropped)."""
-        return (self.snapshots is None or self._snapshot_holds(length)) and bool(
-            self._seq_rm(self._memory, SEQUENCE, length, -1)
-        )
-
-    def _snapshot_holds(self, length: int) -> bool:
-        """Whether a recurrent state can become that of `length` positions.
-
-        llama.cpp counts snapshots back from the last position, but a decode writes no more of them than it has rows:
-        those further back are of earlier decodes, and it would take them without a word.
-        """
+        if self.snapshots is None:
+            return bool(self._seq_rm(self._memory, SEQUENCE, length, -1))
         end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
         if not 0 < length < end:
-            return True
+            return bool(self._seq_rm(self._memory, SEQUENCE, length, -1))
+        # llama.cpp counts snapshots back from the last position, but a decode writes no more of them than it has
+        # rows: those further back are of earlier decodes, and it would take them without a word.
         first, last = self._last
-        if end != last or length <= first:
+        if end != last or length <= first or not self._seq_rm(self._memory, SEQUENCE, length, -1):
             return False
         self._last = (first, length)
         return True
@@ -222,6 +216,8 @@ class Context:
         return 0 <= oldest <= max(0, length - self.window + 1)
 
     def _position(self, query: Any) -> int:
+        if self._pointer is None:
+            _closed()
         return int(query(self._memory, SEQUENCE))
 
     def save(self) -> Bytes:
@@ -265,6 +261,8 @@ class Context:
 
     def clear(self) -> None:
         """Drop everything; works for every kind of memory."""
+        if self._pointer is None:
+            _closed()
         llama()[0].llama_memory_clear(self._memory, True)
         self._last = (0, 0)
 
