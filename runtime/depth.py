@@ -189,7 +189,7 @@ class DepthController:
     def _without_keeping(self, times: Times) -> Times:
         """A plain token's time as it would be without keeping the drafter ready, whose cost is noted."""
         if self.ready:
-            self._keeping += _SLOW * (times.inject / times.total - self._keeping)
+            self._keeping += _OWN * (times.inject / times.total - self._keeping)
             self._cold = max(0, self._cold - 1)
         return Times(times.total - times.inject, 0.0, 0.0, times.verify)
 
