@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 # Few widths, so that llama.cpp finds the graph of the cycle before again.
 _LADDER = (1, 2, 3, 5, 7, 11, 15, 23, 31)
 _HYSTERESIS = 0.02  # how much faster another depth must promise to be
 _PROBE_SHARE = 0.01  # of all time, spent on looking whether other depths have become better
 _PROBE_CYCLES = 4  # per look; the first one is not timed, its graph is new
+# Tokens between two decisions, at least, and between two plain tokens looked at; no divisor of a power of two, since every
+# so many plain tokens are injected together.
+_STRIDE = 7
 _PROBE_TOKENS = 64  # between two looks, at least
 _WARM_TOKENS = 256  # injected again before drafts are tried, when injection was given up; or the drafter's window
 _KEEP_SHARE = 0.01  # of a plain token's time: what keeping the drafter ready may cost while nothing is drafted
@@ -31,16 +35,14 @@ _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0
 _RECENT_WEIGHT = 4.0
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One cycle to come: draft tokens to verify, and rows of the draft pass, the anchor's included."""
 
     depth: int
     block: int
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Seconds of one cycle: all of it (the caller's own time left out), and of these stages."""
 
     total: float
@@ -49,16 +51,24 @@ class Times:
     verify: float
 
 
+PLAIN = Step(0, 0)
+
+
 class Rates:
     """How often the draft of each position holds where all before it did, lately; fewer counts lean on older ones."""
 
     def __init__(self, positions: int) -> None:
         self._counts = [[[0.0, 0.0] for _ in range(positions)] for _ in (_RECENT, _PAST)]
+        self._passed = 0
 
     def pass_by(self, tokens: int) -> None:
         """Let the evidence age by `tokens`."""
+        self._passed += tokens
+
+    def _age(self) -> None:
+        passed, self._passed = self._passed, 0
         for half_life, counts in zip((_RECENT, _PAST), self._counts, strict=True):
-            factor = 0.5 ** (tokens / half_life)
+            factor = 0.5 ** (passed / half_life)
             for count in counts:
                 count[0] *= factor
                 count[1] *= factor
@@ -66,6 +76,7 @@ class Rates:
     def observe(self, depth: int, accepted: int) -> None:
         """Count a cycle that verified `depth` drafts, of which the first `accepted` held."""
         self.pass_by(accepted + 1)
+        self._age()
         for counts in self._counts:
             for position in range(min(depth, accepted + 1)):
                 counts[position][0] += 1.0
@@ -73,6 +84,7 @@ class Rates:
 
     def expected(self) -> list[float]:
         """Tokens per cycle at depth 0, 1, ...: 1 + h1 + h1 h2 + ..."""
+        self._age()
         tokens, path, before = [1.0], 1.0, _PRIOR
         for recent, past in zip(*self._counts, strict=True):
             before = (past[1] + _PRIOR_WEIGHT * before) / (past[0] + _PRIOR_WEIGHT)
@@ -83,7 +95,7 @@ class Rates:
 
 @dataclass
 class _Cost:
-    """Seconds of a cycle at one depth, and of its parts: geometric means, which single slow cycles hardly move."""
+    """Time of a cycle at one depth, and of its parts: geometric means, which single slow cycles hardly move."""
 
     first: list[Times] = field(default_factory=list)
     total: float = 0.0
@@ -94,12 +106,12 @@ class _Cost:
     def known(self) -> bool:
         return len(self.first) >= _FEW
 
-    def begin(self, times: Times) -> None:
+    def begin(self, times: Times, scale: float) -> None:
         self.first.append(times)
-        for part in ("total", "draft", "verify"):
-            setattr(self, part, median(getattr(each, part) for each in self.first))
+        _, _, self.draft, self.verify = (median(part) / scale for part in zip(*self.first, strict=True))
+        self.total = median(each.total for each in self.first) / scale
 
-    def scale(self, factor: float) -> None:
+    def follow(self, factor: float) -> None:
         self.total *= factor
         self.draft *= factor
         self.verify *= factor
@@ -126,9 +138,12 @@ class DepthController:
         self._base = self._last = self._depths[-1]
         # The beginning is a look at the two ends.
         self._queue = deque([0] * (_FEW + 1) + [self._depths[-1]] * _PROBE_CYCLES)
-        self._look = (0.0, 0)  # seconds and tokens of the present look
-        self._debt = 0.0  # seconds lost by looking around, not yet made up for
+        self._scale = 1.0  # seconds per unit of the costs: what slows all depths alike
+        self._look = (0.0, 0)  # time and tokens of the present look
+        self._debt = 0.0  # time lost by looking around, not yet made up for
         self._since = 0  # tokens since then
+        self._undecided = _STRIDE  # tokens since the last decision
+        self._plain = 0  # plain tokens since the last one looked at
         self._turn = 0
         self._keeping = 0.0  # share of a plain token's time that `ready` takes
         self._warm = min(window or _WARM_TOKENS, _WARM_TOKENS)
@@ -142,12 +157,13 @@ class DepthController:
 
     def speed(self, depth: int) -> float:
         """Expected tokens per second at a `depth` of the ladder."""
-        return self._speeds()[depth]
+        return self._speeds()[depth] / self._scale
 
     def plan(self) -> Step:
         """The next cycle."""
-        if not self._queue:
+        if not self._queue and self._undecided >= _STRIDE:
             self._decide()
+            self._undecided = 0
         return self._step(self._queue[0] if self._queue else self._base)
 
     def most(self) -> Step:
@@ -155,26 +171,32 @@ class DepthController:
         return self._step(self._depths[-1])
 
     def _step(self, depth: int) -> Step:
-        if depth in (0, self._depths[-1]):
-            return Step(depth, self._block if depth else 0)
-        return Step(depth, self._rows[depth] or depth + 1)
+        if depth == 0:
+            return PLAIN
+        return Step(depth, self._block if depth == self._depths[-1] else self._rows[depth] or depth + 1)
 
     def observe(self, depth: int, accepted: int, times: Times) -> None:
         """Learn from a cycle that verified `depth` drafts, of which `accepted` held."""
         looking = bool(self._queue) and self._queue[0] == depth
         if looking:
             self._queue.popleft()
+        self._undecided = self._undecided + accepted + 1 if self._queue or not looking else _STRIDE
         if depth not in self._costs:  # cut short by the end of the context
             return
+        tokens = accepted + 1
         if depth:
             self._rates.observe(depth, accepted)
         else:
-            self._rates.pass_by(1)
-            times = self._without_keeping(times)
+            self._plain += 1
+            if self._base == 0 and not looking and self._cold == 0 and self._plain < _STRIDE:
+                return
+            tokens, self._plain = self._plain, 0
+            self._rates.pass_by(tokens)
+            times = self._without_keeping(times, tokens)
         if depth == self._last:
             self._learn_cost(depth, times)
         self._last = depth
-        self._account(depth, accepted + 1, times.total)
+        self._account(depth, tokens, times.total * (1 if depth else tokens))
 
     def saw_prompt(self, tokens: int) -> None:
         """Note that `tokens` of a prompt were injected."""
@@ -186,22 +208,21 @@ class DepthController:
             self._wake()
         return self.ready
 
-    def _without_keeping(self, times: Times) -> Times:
+    def _without_keeping(self, times: Times, tokens: int) -> Times:
         """A plain token's time as it would be without keeping the drafter ready, whose cost is noted."""
         if self.ready:
             self._keeping += _OWN * (times.inject / times.total - self._keeping)
-            self._cold = max(0, self._cold - 1)
+            self._cold = max(0, self._cold - tokens)
         return Times(times.total - times.inject, 0.0, 0.0, times.verify)
 
     def _learn_cost(self, depth: int, times: Times) -> None:
         cost = self._costs[depth]
         if cost.known:
-            ratio = min(max(times.total / cost.total, 1 / _CLIP), _CLIP)
-            for each in self._costs.values():
-                each.scale(ratio**_ALL)
-            cost.scale(ratio**_OWN)
+            ratio = min(max(times.total / (self._scale * cost.total), 1 / _CLIP), _CLIP)
+            self._scale *= ratio**_ALL
+            cost.follow(ratio**_OWN)
             return
-        cost.begin(times)
+        cost.begin(times, self._scale)
         if cost.known and self._rows.get(depth, 0) is None:
             self._choose_rows(depth)
 
@@ -217,9 +238,10 @@ class DepthController:
             self._rows[depth] = depth + 1
 
     def _account(self, depth: int, tokens: int, seconds: float) -> None:
+        seconds /= self._scale
         usual = self._costs[depth].total
         if usual:
-            seconds = min(seconds, _CLIP * usual)
+            seconds = min(seconds, _CLIP * usual * (1 if depth else tokens))
         if depth != self._base:
             self._look = (self._look[0] + seconds, self._look[1] + tokens)
             self._since = 0

@@ -11,7 +11,7 @@ import numpy as np
 from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
 from dflash2.native import AttentionOptions, Bytes, Context, ContextOptions, IntArray, Model, Outputs, Placement
 from dflash2.runtime.checkpoints import Checkpoint, CheckpointLimits, Checkpoints
-from dflash2.runtime.depth import DepthController, Step
+from dflash2.runtime.depth import PLAIN, DepthController, Step
 from dflash2.runtime.inject import inject
 from dflash2.runtime.pair import DrafterSpec
 from dflash2.runtime.stats import CycleRecord, Recorder, record_of
@@ -26,7 +26,6 @@ _LOGITS_BYTES = 32 << 20
 _TAIL = 4
 _LEAST_PROMPT = 8
 _F16, _BF16 = 1, 30
-_PLAIN = Step(0, 0)
 
 Depth = int | Literal["auto"]
 
@@ -75,7 +74,7 @@ class Session:
         self._surplus = 0
         self._held = 0  # rows of `features` to be injected behind the present ones
         self._tapped = self._pinned = False
-        self._step = _PLAIN
+        self._step = PLAIN
         self._suspended = False
         self._depth: Depth = 0
         self._controller: DepthController | None = None
@@ -185,12 +184,12 @@ class Session:
         room = self.n_ctx - position - 1
         if room < 0:
             raise ContextLimitError(f"the context of {self.n_ctx} tokens is full; raise n_ctx or shorten the prompt.")
-        step = self._choose() if self.drafting else _PLAIN
+        step = self._choose() if self.drafting else PLAIN
         if self.injecting != self._tapped:
             self._pending = (0, 0, 0)  # its features were not kept
             self._tap()
         if step.depth > room:
-            step = Step(room, step.block) if room else _PLAIN
+            step = Step(room, step.block) if room else PLAIN
         self._step = step
         return step
 
@@ -198,7 +197,7 @@ class Session:
         if self._controller is None:
             assert isinstance(self._depth, int)
             plain = self._watchdog.wants_plain and self.auto_disable and not self._pinned
-            return _PLAIN if plain else Step(self._depth, self.spec.block_size)
+            return PLAIN if plain else Step(self._depth, self.spec.block_size)
         if self._pinned or (self._watchdog.doubtful and self._controller.ready):
             return self._controller.most()
         return self._controller.plan()

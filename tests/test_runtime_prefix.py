@@ -54,7 +54,11 @@ def pair(tmp_path_factory):
 
 def open_pair(pair, kind, **options):
     return DFlashLlama(
-        *pair(kind), auto_disable=False, checkpoint_min_step=STEP, **{**EXACT, **FORGETFUL.get(kind, {}), **options}
+        *pair(kind),
+        depth=None,
+        auto_disable=False,
+        checkpoint_min_step=STEP,
+        **{**EXACT, **FORGETFUL.get(kind, {}), **options},
     )
 
 
