@@ -28,7 +28,7 @@ _UNTRIED = 0.9  # guesses of what was never measured are a little too low, so th
 _BLOCK_LOSS = 0.02  # of the accepted length, by a shortened draft block (measured on the demo pair)
 _FEW = 3  # timed cycles that make a cost known
 # What a cycle's cost counts: for its own depth, and for all of them, since a busy machine and a long context slow all.
-_OWN, _ALL = 0.1, 0.15
+_OWN, _ALL = 0.06, 0.15
 _CLIP = 2.0  # one cycle counts as this many times the usual cost at most, or that part of it at least
 _RECENT, _PAST = 256.0, 4096.0  # tokens after which an observation of acceptance counts half
 _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0

@@ -128,9 +128,9 @@ def test_drafts_are_tried_again_only_behind_a_window_injected_anew():
         run.tokens(1, GOOD)
         if run.controller.ready and not before:
             break
-    run.tokens(99, GOOD)
+    run.tokens(93, GOOD)
     assert set(run.depths) == {0}
-    run.tokens(8, GOOD)
+    run.tokens(16, GOOD)
     assert set(run.depths) != {0}
 
 
@@ -144,7 +144,7 @@ def test_a_prompt_warms_the_drafter_up():
         run.tokens(1, GOOD)
         assert run.depths[0] == len(run.steps)
     controller.saw_prompt(100)
-    run.tokens(8, GOOD)
+    run.tokens(16, GOOD)
     assert set(run.depths) != {0}
 
 
