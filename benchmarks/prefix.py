@@ -16,14 +16,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from dflash2 import DFlashLlama, native
-from dflash2.converter import convert
+from dflash2.converter import Overrides, convert
 from dflash2.demo import demo_pair
 from dflash2.evidence import scaled_target
 
@@ -55,30 +55,40 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu for a shared machine, with --threads 1"
+    )
     parser.add_argument("--kind", default="qwen35", help="architecture of the hybrid")
     parser.add_argument("--server", type=Path, help="a stock llama-server; without it that row is left out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers as JSON")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.server and options.clock == "cpu":
+        parser.error("--server is another process: compare with it by --clock wall")
+    return options
 
 
 def prefill(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Prompt evaluation with injection and without, alternating."""
+    """Prompt evaluation with injection and without, alternating: of the last window only, and of every position."""
     pair = demo_pair()
-    drafter = folder / "drafter.gguf"
-    convert(pair.drafter, pair.target, drafter)
-    llm = opened(scaled_target(pair.target, weights="f16"), drafter, options)
-    depth, seconds = llm.depth, {True: [], False: []}
-    for repeat in range(options.repeats + 1):
-        tokens = prompt(repeat, options.tokens)
-        for drafting in (True, False) if repeat % 2 else (False, True):
-            llm.depth = depth if drafting else 0
-            llm.reset()
-            taken = timed(lambda: llm.eval(tokens))  # noqa: B023
-            if repeat:  # the first round warms up
-                seconds[drafting].append(taken)
-    llm.close()
-    yield "prefill with injection", "prefill without", seconds[True], seconds[False]
+    target = scaled_target(pair.target, weights="f16")
+    for label, overrides in {"its window": Overrides(), "everything": Overrides(sliding_window=False)}.items():
+        drafter = folder / f"{label}.gguf"
+        convert(pair.drafter, pair.target, drafter, overrides=overrides)
+        llm = opened(target, drafter, options)
+        depth, seconds = llm.depth, {True: [], False: []}
+        for repeat in range(options.repeats + 1):
+            tokens = prompt(repeat, options.tokens)
+            for drafting in (True, False) if repeat % 2 else (False, True):
+                llm.depth = depth if drafting else 0
+                llm.reset()
+                llm.eval(tokens[:2])  # llama.cpp plans its graphs again after a change of depth
+                llm.reset()
+                taken = timed(options, lambda: llm.eval(tokens))  # noqa: B023
+                if repeat:  # the first round warms up
+                    seconds[drafting].append(taken)
+        llm.close()
+        yield f"prefill injecting {label}", "prefill without", seconds[True], seconds[False]
 
 
 def turn(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
@@ -87,19 +97,20 @@ def turn(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     drafter = folder / "hybrid-drafter.gguf"
     convert(random_drafter(folder / "checkpoint"), target, drafter, outtype="f32")
     turns = [(first := prompt(n, options.tokens), first + prompt(n + 1000, ADDED)) for n in range(options.repeats)]
-    ours = turns_of(opened(target, drafter, options), turns)
-    yield "second turn", "all of it again", ours, turns_of(opened(target, drafter, options, ctx_checkpoints=0), turns)
+    ours = turns_of(options, opened(target, drafter, options), turns)
+    again = turns_of(options, opened(target, drafter, options, ctx_checkpoints=0), turns)
+    yield "second turn", "all of it again", ours, again
     if options.server:
         with LlamaServer(options.server, server_arguments(target, drafter, options), folder / "server.log") as server:
             yield "second turn", "llama-server", ours, [server_turn(server.url, *pair) for pair in turns]
 
 
-def turns_of(llm: DFlashLlama, turns: list[tuple[list[int], list[int]]]) -> list[float]:
+def turns_of(options: argparse.Namespace, llm: DFlashLlama, turns: list[tuple[list[int], list[int]]]) -> list[float]:
     seconds = []
     for first, second in turns:
         llm.reset()
         take(llm, first, ANSWER)
-        seconds.append(timed(lambda: take(llm, second, 1)))  # noqa: B023
+        seconds.append(timed(options, lambda: take(llm, second, 1)))  # noqa: B023
     llm.close()
     return seconds
 
@@ -114,7 +125,9 @@ def server_turn(url: str, first: list[int], second: list[int]) -> float:
             answer.read()
 
     post(first, ANSWER)
-    return timed(lambda: post(second, 1))
+    begun = perf_counter()
+    post(second, 1)
+    return perf_counter() - begun
 
 
 def server_arguments(target: Path, drafter: Path, options: argparse.Namespace) -> list[str]:
@@ -148,10 +161,11 @@ def take(llm: DFlashLlama, tokens: list[int], n: int) -> None:
     generator.close()
 
 
-def timed(call: Callable[[], object]) -> float:
-    begun = perf_counter()
+def timed(options: argparse.Namespace, call: Callable[[], object]) -> float:
+    clock = process_time if options.clock == "cpu" else perf_counter
+    begun = clock()
     call()
-    return perf_counter() - begun
+    return clock() - begun
 
 
 PARTS = {"prefill": prefill, "turn": turn}

@@ -11,6 +11,7 @@ from dflash2.errors import Dflash2Error, GGUFError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo
 
 _MOST_LAYERS, _MOST_EXPERTS, _MOST_THREADS = 512, 1024, 512  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, GGML_MAX_N_THREADS
+_WITHOUT_ROPE = ("nemotron_h", "nemotron_h_moe")  # whatever their files say
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # These are multiplied or read as F32, whatever they are stored as.
 _F32_ONLY = ("norm.weight", "conv_base", "rope_freqs.weight")
@@ -25,11 +26,7 @@ def check_header(info: GGUFInfo) -> None:
     """Refuse a model file, target or drafter, at whose numbers or tensor types llama.cpp asserts; raises GGUFError."""
     layers = _within(info, "block_count", 1, _MOST_LAYERS)
     _within(info, "nextn_predict_layers", 0, layers - 1)
-    experts = _within(info, "expert_count", 0, _MOST_EXPERTS)
-    used = info.metadata.get(info.own("expert_used_count"), 0)
-    counts = used if isinstance(used, tuple) else (used,)
-    if not all(isinstance(count, int) and min(experts, 1) <= count <= experts for count in counts):
-        raise GGUFError(f"{info.path}: {info.own('expert_used_count')} is {used}, of {experts} experts; get it again.")
+    _check_experts(info)
     scaling = info.metadata.get(info.own("rope.scaling.type"), "none")
     if scaling not in _ROPE_SCALINGS:
         raise GGUFError(
@@ -43,7 +40,24 @@ def check_header(info: GGUFInfo) -> None:
             )
 
 
+def _check_experts(info: GGUFInfo) -> None:
+    experts = _within(info, "expert_count", 0, _MOST_EXPERTS)
+    used = info.metadata.get(info.own("expert_used_count"), 0)
+    counts = used if isinstance(used, tuple) else (used,)
+    if not all(isinstance(count, int) and 0 <= count <= experts for count in counts) or (experts and not any(counts)):
+        raise GGUFError(f"{info.path}: {info.own('expert_used_count')} is {used}, of {experts} experts; get it again.")
+    groups = info.integer(info.own("expert_group_count")) or 0
+    groups_used = info.integer(info.own("expert_group_used_count")) or 0
+    if groups and (groups >= experts or (groups > 1 and (experts % groups or not 0 < groups_used < groups))):
+        raise GGUFError(
+            f"{info.path}: {info.own('expert_group_count')} is {groups} ({groups_used} used), of {experts} experts; "
+            "get the file again."
+        )
+
+
 def _check_rope(info: GGUFInfo) -> None:
+    if info.architecture in _WITHOUT_ROPE:
+        return
     rotated = info.integer(info.own("rope.dimension_count"))
     width = info.integer(info.own("attention.key_length"))
     if rotated is not None and (rotated % 2 or (width is not None and rotated > width)):
@@ -69,6 +83,11 @@ def check_drafter(info: GGUFInfo, n_vocab: int, top_k: int) -> None:
         raise TargetMismatchError(
             f"{info.path} has {info.own('hyper_connection_count')}: a DSpark drafter, which llama-server runs with "
             "--spec-type draft-dspark."
+        )
+    keys, values = (info.integer(info.own(f"attention.{part}_length")) for part in ("key", "value"))
+    if keys != values:
+        raise TargetMismatchError(
+            f"{info.path}: attention.key_length is {keys} and value_length {values}; llama.cpp's drafters have one."
         )
     pattern = info.metadata.get(info.own("attention.sliding_window_pattern"))
     layers = info.integer(info.own("block_count"))

@@ -18,8 +18,8 @@ _LADDER = (1, 2, 3, 5, 7, 11, 15, 23, 31)
 _HYSTERESIS = 0.02  # how much faster another depth must promise to be
 _PROBE_SHARE = 0.01  # of all time, spent on looking whether other depths have become better
 _PROBE_CYCLES = 4  # per look; the first one is not timed, its graph is new
-# Tokens between two decisions, at least, and between two plain tokens looked at; no divisor of the number of tokens that
-# are injected together.
+# Tokens between two decisions, at least, and between two plain tokens looked at; no divisor of how many are injected
+# together.
 _STRIDE = 7
 _PROBE_TOKENS = 64  # between two looks, at least
 _WARM_TOKENS = 256  # injected again before drafts are tried, when injection was given up; or the drafter's window

@@ -23,6 +23,7 @@ def generation(
 
     Raises EmptyPromptError if there is nothing to follow, ContextLimitError and NativeError.
     """
+    llama._break_off()
     llama._adopt()
     llama._session.pin(request.fixes_depth)
     pending = _reuse(llama, list(tokens)) if reset else list(tokens)

@@ -5,7 +5,9 @@ With `llama_compat` the one place that knows how `Llama` works inside (tested ag
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +37,8 @@ class LlamaCalls(Llama):
 
     n_tokens: int
     input_ids: native.IntArray
-    scores: native.FloatArray
+    scores: native.FloatArray | KeptScores
+    _logits_all: bool
     _session: Session
     _sampling: Sampling
     _turns: Turns
@@ -48,6 +51,7 @@ class LlamaCalls(Llama):
         Raises ContextLimitError if they do not fit, and NativeError.
         """
         with self._turns.hold(supersede=True):
+            self._break_off()
             self._adopt()
             self._eval(np.asarray(tokens, dtype=np.int32))
 
@@ -73,7 +77,7 @@ class LlamaCalls(Llama):
     def _adopt(self) -> None:
         """Notice tokens or images that a chat handler evaluated in the target's context by itself."""
         if self.n_tokens > self._session.length:
-            self._session.adopt(self.n_tokens)
+            self._requires_eval = not self._session.adopt(self.n_tokens)
 
     def _break_off(self) -> None:
         """Bring both memories to where the caller is, in the middle of a block; the generation alive goes on."""
@@ -89,6 +93,7 @@ class LlamaCalls(Llama):
     def reset(self) -> None:
         """Forget everything that was evaluated."""
         with self._turns.hold(supersede=True):
+            self._break_off()
             super().reset()
             self._session.reset()
 
@@ -110,7 +115,8 @@ class LlamaCalls(Llama):
         if hasattr(self, "_stack"):
             with self._turns.hold(supersede=True):
                 super().close()
-                self._model = self._ctx = self._batch = self.tokenizer_ = self._detokenizer = _Closed()
+                closed: Any = _Closed()
+                self._model = self._ctx = self._batch = self.tokenizer_ = self._detokenizer = closed
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """As in `Llama`: llama.cpp's own sampler; counts from the last token kept, not from the last one verified.
@@ -126,9 +132,9 @@ class LlamaCalls(Llama):
             if not -len(logits) <= row < 0:
                 raise NativeError(f"the logits after token {idx} are not kept; logits_all=True keeps those of prompts.")
             sampler = self._sampler or self._init_sampler(*args, **kwargs)
-            chain = self._sampling.chain(sampler, self._n_vocab)
-            token = chain.sample(logits[row])
-            chain.accept(token)
+            chained = self._sampling.chain(sampler, self._n_vocab)
+            token = chained.sample(logits[row])
+            chained.accept(token)
             return token
 
     def save_state(self) -> DFlashState:
@@ -136,7 +142,8 @@ class LlamaCalls(Llama):
         with self._turns.hold(supersede=False):
             self._break_off()
             memory, injected = self._session.save()
-            return DFlashState(drafter_memory=memory, injected=injected, **vars(super().save_state()))
+            with self._scores_of_states():
+                return DFlashState(drafter_memory=memory, injected=injected, **vars(super().save_state()))
 
     def load_state(self, state: LlamaState) -> None:
         """Restore what `save_state` returned; with a plain `LlamaState` the next request evaluates its prompt again.
@@ -144,11 +151,34 @@ class LlamaCalls(Llama):
         Raises NativeError if the drafter's part does not fit.
         """
         with self._turns.hold(supersede=True):
-            super().load_state(state if self._logits_all else with_scores(state, 1))
+            self._break_off()
+            with self._scores_of_states() as all_scores:
+                super().load_state(state if all_scores else with_scores(state, 1))
             if isinstance(state, DFlashState):
                 self._session.restore(state.drafter_memory, state.injected, self.n_tokens)
             else:
                 self._session.forget(self.n_tokens)
+
+    @contextmanager
+    def _scores_of_states(self) -> Iterator[bool]:
+        """`scores` as states hold them: all, or one row in the place of them; yields which."""
+        kept = self.scores
+        if isinstance(kept, KeptScores):
+            self.scores = np.zeros((1, self._n_vocab), np.float32)
+        try:
+            yield self._logits_all and self.scores is kept
+        finally:
+            self.scores = kept
+
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `Llama`; nobody comes between what a handler evaluates by itself (images) and the answer to it."""
+        with self._turns.hold(supersede=False):
+            before = self._turns.superseded
+            answer = super().create_chat_completion(*args, **kwargs)
+            if isinstance(answer, dict) or self._turns.superseded == before:
+                return answer
+            first = list(islice(answer, 1))  # the memories are the handler's only now
+            return chain(first, answer)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Generator[Any, Any, None]:
         return self._turns.drive(self._completion(*args, **kwargs))

@@ -50,4 +50,7 @@ def _only(repo_id: str, names: Sequence[str], pattern: str) -> str:
 
 
 def _fetch(api: HfApi, repo_id: str, name: str, folders: HubFolders) -> Path:
-    return Path(api.hf_hub_download(repo_id, name, local_dir=folders.local_dir, cache_dir=folders.cache_dir))
+    local_dir, cache_dir = (
+        None if folder is None else Path(folder) for folder in (folders.local_dir, folders.cache_dir)
+    )
+    return Path(api.hf_hub_download(repo_id, name, local_dir=local_dir, cache_dir=cache_dir))

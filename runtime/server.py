@@ -56,15 +56,17 @@ class PairProxy(LlamaProxy):
         if not isinstance(settings, PairSettings) or settings.drafter is None:
             return load(settings)
         # Upstream's loader knows handlers, tokenizers and caches; only the class it makes is another one.
-        return _rebound(load, llama_cpp=SimpleNamespace(**{**vars(llama_cpp), "Llama": _Maker(settings)}))(settings)
+        return _rebound(
+            load, llama_cpp=SimpleNamespace(**{**vars(llama_cpp), "Llama": _Maker(settings, settings.drafter)})
+        )(settings)
 
 
 class _Maker:
     """What upstream's loader calls in the place of the class `Llama`."""
 
-    def __init__(self, settings: PairSettings) -> None:
-        self._options = {"depth": settings.depth, "verify": settings.verify}
-        self._drafter = settings.drafter
+    def __init__(self, settings: PairSettings, drafter: str) -> None:
+        self._options: dict[str, Any] = {"depth": settings.depth, "verify": settings.verify}
+        self._drafter = drafter
         self._repo_id = settings.hf_drafter_repo_id
 
     def __call__(self, **arguments: Any) -> DFlashLlama:

@@ -316,6 +316,7 @@ class Session:
 
     def forget(self, length: int = 0) -> None:
         """Note that the target's memory was replaced from outside and now holds `length` positions."""
+        self.target.replaced()
         self.length = length
         self.injected = 0
         self._pending = (0, 0, 0)
@@ -329,13 +330,17 @@ class Session:
             self.target.clear()
         self.forget()
 
-    def adopt(self, length: int) -> None:
-        """Note that someone else went on in the target, to `length` positions; the drafter starts anew behind them."""
-        self.target.adopt()
+    def adopt(self, length: int) -> bool:
+        """Note that someone else went on in the target, to `length` positions; the drafter starts anew behind them.
+
+        Returns whether the logits of the last position are there.
+        """
+        has_logits = self.target.adopt()
         self._clear_drafter()
         self.length = self.injected = length
         self._pending = (0, 0, 0)
         self._surplus = self._held = 0
+        return has_logits
 
     def save(self) -> tuple[bytes, int]:
         """The drafter's memory and how far it reaches."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from inspect import GEN_RUNNING, getgeneratorstate
 from threading import RLock, get_ident
 from typing import Any, TypeVar
+
+from dflash2.errors import Dflash2Error
 
 Item = TypeVar("Item")
 
@@ -21,6 +24,7 @@ class Turns:
         self._lock = RLock()
         self._live: Generator[Any, Any, Any] | None = None
         self._stepping: int | None = None
+        self.superseded = 0  # calls that came from outside a step and took the memories over
 
     def inside(self) -> bool:
         """Whether this thread is in the middle of a step: what it calls is part of that step."""
@@ -35,6 +39,7 @@ class Turns:
         with self._lock:
             if supersede and not self.inside():
                 self._end()
+                self.superseded += 1
             yield
 
     def drive(self, steps: Generator[Item, Any, None]) -> Generator[Item, Any, None]:
@@ -68,6 +73,8 @@ class Turns:
             self._stepping = outer
 
     def _end(self) -> None:
+        if self._live is not None and getgeneratorstate(self._live) == GEN_RUNNING:
+            raise Dflash2Error("a callback of a request cannot make another request of the same object.")
         live, self._live = self._live, None
         if live is not None:
             live.close()

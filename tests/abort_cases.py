@@ -38,6 +38,7 @@ def _f32(*shape: int, value: float = 1.0) -> np.ndarray:
 
 _NAN = float("nan")
 _GENERATE = "[t for _, t in zip(range(40), llm.generate([5, 6, 7], temp=0.0))]"
+_DECODE = "import numpy; llm._session.{0}.decode_tokens(numpy.zeros(300, numpy.int32), 0, 0)"
 H, B = 128, 8  # hidden size and block of the tiny pair
 # llama_cpp's structure as it was before a field came in: what an older one does with this library.
 _OTHER_LAYOUT = """
@@ -89,6 +90,20 @@ CASES: dict[str, Case] = {
     "more experts than llama.cpp knows": Case(
         "GGUFError", "expert_count", target={"metadata": {"qwen3.expert_count": 5000, "qwen3.expert_used_count": 2}}
     ),
+    "experts and none in use": Case("GGUFError", "expert_used_count", target={"metadata": {"qwen3.expert_count": 4}}),
+    "as many groups as experts": Case(
+        "GGUFError",
+        "expert_group_count",
+        target={"metadata": {"qwen3.expert_count": 4, "qwen3.expert_used_count": 2, "qwen3.expert_group_count": 4}},
+    ),
+    "experts that do not divide into groups": Case(
+        "GGUFError",
+        "expert_group_count",
+        target={"metadata": {"qwen3.expert_count": 4, "qwen3.expert_used_count": 2, "qwen3.expert_group_count": 3}},
+    ),
+    "groups without experts": Case(
+        "GGUFError", "expert_group_count", drafter={"metadata": {"dflash.expert_group_count": 2}}
+    ),
     "more prediction layers than layers": Case(
         "GGUFError", "nextn_predict_layers", target={"metadata": {"qwen3.nextn_predict_layers": 9}}
     ),
@@ -110,10 +125,25 @@ CASES: dict[str, Case] = {
     "rope wider than a head": Case(
         "GGUFError", "rope.dimension_count", drafter={"metadata": {"dflash.rope.dimension_count": 64}}, call=_GENERATE
     ),
+    "rope wider than a head of the target": Case(
+        "GGUFError", "rope.dimension_count", target={"metadata": {"qwen3.rope.dimension_count": 64}}, call=_GENERATE
+    ),
     "a pattern for fewer layers": Case(
         "TargetMismatchError",
         "sliding_window_pattern",
         drafter={"metadata": {"dflash.attention.sliding_window_pattern": [True]}},
+    ),
+    "values wider than keys": Case(
+        "TargetMismatchError",
+        "value_length",
+        drafter={
+            "metadata": {"dflash.attention.value_length": 64},
+            "tensors": {f"blk.{layer}.attn_v.weight": (_f32(128, H), T.F32) for layer in (0, 1)},
+        },
+        call=_GENERATE,
+    ),
+    "convolution without its base": Case(
+        "NativeError", "cannot load", drafter={"tensors": {"blk.0.attn_conv_base": None}}, call=_GENERATE
     ),
     # Types of tensors.
     "convolution base in F16": Case(
@@ -222,6 +252,9 @@ CASES: dict[str, Case] = {
     "state of a closed object": Case("NativeError", "closed", call="llm.eval([5]); llm.close(); llm.save_state()"),
     "reset and depth after close": Case("NativeError", "closed", call="llm.close(); llm.reset(); llm.depth = 3"),
     "negative position": Case("NativeError", "", call="llm.n_tokens = -5; llm.eval([5])"),
+    "batch beyond n_batch": Case("NativeError", "300 rows does not fit", call=_DECODE.format("target")),
+    "non-causal batch beyond n_ubatch": Case("NativeError", "300 rows does not fit", call=_DECODE.format("drafter")),
+    "tap of a layer that is not there": Case("NativeError", "cannot be tapped", call="llm._session.target.tap([99])"),
     # The library.
     "library without a symbol": Case("NativeError", "does not export", environment={"DFLASH2_LIBRARY_PATH": "bare"}),
     "library of another version": Case("NativeError", "another version", before=_OTHER_LAYOUT),

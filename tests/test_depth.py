@@ -167,13 +167,13 @@ def test_equal_depths_are_not_changed_to_and_fro():
 
 
 def test_a_machine_that_becomes_slower_changes_nothing():
+    rates = (0.9, 0.9, *[0.05] * 5)
     machine = Machine(more=0.1, draft=0.3)
     run = Run(DepthController(7, BLOCK), machine)
-    run.tokens(2000, GOOD)
-    depth = run.controller.fastest
+    run.tokens(2000, rates)
     machine.slow = 3.0
-    run.tokens(2000, GOOD)
-    assert run.depths.most_common(1)[0][0] == depth
+    run.tokens(2000, rates)
+    assert run.depths[2] > 0.7 * len(run.steps)
 
 
 def test_single_slow_cycles_change_little():

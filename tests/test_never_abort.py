@@ -12,8 +12,11 @@ import pytest
 from abort_cases import CASES, HARMLESS
 from factories_targets import make_kind, random_drafter
 from gguf_edit import edit_gguf
+from llama_asserts import ANSWERS, FILES
 
 from dflash2.converter import convert
+from dflash2.errors import Dflash2Error
+from dflash2.runtime.checks import check_devices
 
 RUNNER = Path(__file__).with_name("abort_runner.py")
 
@@ -95,3 +98,40 @@ def test_ends_with_our_error(outcomes, name):
 @pytest.mark.parametrize("name", HARMLESS)
 def test_does_no_harm(outcomes, name):
     assert outcomes[name] == [0, ""]
+
+
+def assertions(source):
+    """(file, line) of every assertion in the files of `FILES`."""
+    for entry in FILES:
+        name, _, function = entry.partition("::")
+        text = (source / name).read_text()
+        if function:
+            text = text[text.index(f"::{function}(") :]
+            text = text[: text.index("\n}\n")]
+        for line in text.splitlines():
+            if "GGML_ASSERT(" in line or "GGML_ABORT(" in line:
+                yield entry, line.strip()
+
+
+def answer(line):
+    return next((said for part, said in ANSWERS if part in line), None)
+
+
+def test_every_assertion_on_the_way_has_an_answer(llama_cpp_source):
+    found = list(assertions(llama_cpp_source))
+    assert len(found) > 100
+    assert [(name, line) for name, line in found if answer(line) is None] == []
+    assert {part for part, _ in ANSWERS if not any(part in line for _, line in found)} == set()
+
+
+def test_answers_that_name_a_case_name_one_that_is_run():
+    named = {said for _, said in ANSWERS if not said.startswith(("checked:", "internal:", "unused:"))}
+    assert named <= CASES.keys()
+
+
+def test_a_drafter_must_reach_every_device_that_may_hold_what_it_shares():
+    check_devices(("CUDA0", "CUDA1"), ("CUDA0",), shares_head=True)
+    check_devices(("CUDA1",), ("CUDA0",), shares_head=False)
+    check_devices((), (), shares_head=True)
+    with pytest.raises(Dflash2Error, match="device_draft leaves out CUDA0"):
+        check_devices(("CUDA1",), ("CUDA0", "CUDA1"), shares_head=True)

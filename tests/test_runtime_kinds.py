@@ -97,6 +97,27 @@ def test_snapshots_are_as_many_as_the_depth_needs_and_only_where_llama_cpp_keeps
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
+def test_small_batches_step_back_too(targets, drafters, kind):
+    sizes = {"n_batch": 24, "n_ubatch": 12}
+    drafted = DFlashLlama(targets[kind], drafters(kind, "copying"), auto_disable=False, **{**EXACT, **sizes})
+    plain = Llama(str(targets[kind]), **{**EXACT, **sizes})
+    prompt = [*PROMPT, *range(60, 120)]
+    assert take(drafted, prompt, 100) == take(plain, prompt, 100)
+    assert drafted.stats.accepted > 0
+    drafted.close()
+    plain.close()
+
+
+def test_a_depth_set_later_where_no_snapshots_are_kept_goes_by_saved_states(targets, drafters, expected):
+    drafted = DFlashLlama(targets["lfm2"], drafters("lfm2", "copying"), depth=0, auto_disable=False, **EXACT)
+    drafted.depth = 5
+    assert drafted._session.target.snapshots == 0
+    assert take(drafted, PROMPT, N_TOKENS) == expected["lfm2"]
+    assert drafted.stats.accepted > 0
+    drafted.close()
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
 def test_a_state_is_never_taken_from_another_decode(targets, drafters, kind):
     """llama.cpp steps back by snapshots that the last decode did not write, without a word."""
     drafted = DFlashLlama(targets[kind], drafters(kind, "copying"), **EXACT)

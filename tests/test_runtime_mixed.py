@@ -1,6 +1,7 @@
 """What users do between and around requests: states, caches, chat handlers that evaluate by themselves, adapters."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import llama_cpp
 import numpy as np
@@ -9,6 +10,7 @@ from gguf import GGUFWriter
 from llama_cpp import Llama, LlamaDiskCache, LlamaRAMCache
 
 from dflash2 import DFlashLlama
+from dflash2.errors import NativeError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.runtime.state import DFlashState
 
@@ -79,6 +81,30 @@ def test_a_state_holds_no_scores_and_fits_plain_llama(plain, fresh, prompts):
     assert text(llama(prompts[2], **GREEDY)) == expected
 
 
+def test_the_prompt_cache_with_logprobs(fresh, prompts):
+    llama, straight = fresh(), fresh()
+    llama.set_cache(LlamaRAMCache())
+    arguments = {"logprobs": 2, **GREEDY}
+    answers = []
+    for prompt in (prompts[0], prompts[1], prompts[0]):
+        straight.reset()
+        answers.append((llama(prompt, **arguments)["choices"], straight(prompt, **arguments)["choices"]))
+    assert all(got == expected for got, expected in answers)
+
+
+def test_sampling_from_a_restored_state_asks_for_an_evaluation(fresh, prompts):
+    llama = fresh()
+    tokens = llama.tokenize(prompts[0].encode())
+    llama.eval(tokens)
+    first = llama.sample(temp=0.0)
+    state = llama.save_state()
+    llama.eval(llama.tokenize(prompts[1].encode()))
+    llama.load_state(state)
+    with pytest.raises(NativeError, match="logits"):
+        llama.sample(temp=0.0)
+    assert next(llama.generate([], reset=False, temp=0.0)) == first
+
+
 def test_a_state_with_all_logits_restores_them(fresh, prompts):
     llama = fresh(logits_all=True)
     tokens = llama.tokenize(prompts[3].encode())
@@ -95,7 +121,7 @@ class ByItself:
     def __init__(self, parts):
         self.parts = parts  # lists of tokens, or of rows of embeddings; ("tokens", ...) go through the context too
 
-    def __call__(self, *, llama, messages, temperature, max_tokens, **_):
+    def __call__(self, *, llama, messages, temperature, max_tokens, stream=False, **_):
         del messages
         llama.reset()
         llama._ctx.kv_cache_clear()
@@ -105,7 +131,7 @@ class ByItself:
             else:
                 self.decode(llama, part)
         prompt = llama.input_ids[: llama.n_tokens].tolist()
-        return llama.create_completion(prompt=prompt, temperature=temperature, max_tokens=max_tokens)
+        return llama.create_completion(prompt=prompt, temperature=temperature, max_tokens=max_tokens, stream=stream)
 
     def decode(self, llama, part):
         n = len(part)
@@ -157,6 +183,27 @@ def test_a_handler_that_evaluates_by_itself_gives_the_text_of_plain_llama(plain,
     assert handled(llama, parts) == expected
     assert text(llama(prompts[1], **GREEDY)) == text(plain(prompts[1], **GREEDY))
     assert llama.stats.accepted > 0
+
+
+def test_a_picture_stays_with_its_answer_whoever_else_asks(plain, fresh, prompts, pictures):
+    llama = fresh()
+    tokens = plain.tokenize(prompts[0].encode())
+    parts = [tokens[:30], pictures[0], tokens[30:50]]
+    expected = [handled(plain, parts), text(plain(prompts[1], **GREEDY))]
+    llama.chat_handler = ByItself(parts)
+    messages = [{"role": "user", "content": "?"}]
+    llama.input_ids[:] = 0
+    with ThreadPoolExecutor(4) as pool:
+        chats = [pool.submit(llama.create_chat_completion, messages, **GREEDY) for _ in range(4)]
+        others = [pool.submit(llama, prompts[1], **GREEDY) for _ in range(4)]
+        assert {text(other.result()) for other in others} == {expected[1]}
+        answers = {text(chat.result()) for chat in chats}
+    assert answers == {expected[0]}
+    streams = [llama.create_chat_completion(messages, stream=True, **GREEDY) for _ in range(2)]
+    assert text(llama(prompts[1], **GREEDY)) == expected[1]
+    for stream in streams:  # superseded, but its beginning was already there
+        (begun,) = stream
+        assert expected[0].startswith(text(begun))
 
 
 def test_memory_cleared_through_the_context_is_noticed(plain, fresh, prompts):

@@ -143,17 +143,22 @@ class Context:
         self._last = (start, start + n)
         self._tapped_rows = n if self._taps else 0
 
-    def adopt(self) -> None:
-        """Take over a batch that someone else decoded in this context: its logits, if it computed any."""
+    def adopt(self) -> bool:
+        """Take over the logits of a batch that someone else decoded in this context; False if it computed none."""
+        self.replaced()
         module, _ = llama()
-        if self._pointer is None:
-            _closed()
-        self._rows = self._tapped_rows = self._outputs = 0
         first, last = module.llama_get_logits(self._pointer), module.llama_get_logits_ith(self._pointer, -1)
         if first and last:
             distance = ctypes.addressof(last.contents) - ctypes.addressof(first.contents)
             self._outputs = distance // (ctypes.sizeof(ctypes.c_float) * self.n_vocab) + 1
-        end = self._position(module.llama_memory_seq_pos_max) + 1
+        return self._outputs > 0
+
+    def replaced(self) -> None:
+        """Note that someone else changed this context's memory: nothing of the last decode holds any more."""
+        if self._pointer is None:
+            _closed()
+        self._rows = self._tapped_rows = self._outputs = 0
+        end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
         self._last = (end, end)
 
     def logits(self) -> FloatArray:
