@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     objects = {
         "llama_cpp.Llama": Llama(str(pair.target), **common),
         "DFlashLlama, depth 0": DFlashLlama(pair.target, drafter, depth=0, **common),
-        "DFlashLlama": DFlashLlama(pair.target, drafter, auto_disable=False, **common),
+        "DFlashLlama": DFlashLlama(pair.target, drafter, depth=None, auto_disable=False, **common),
     }
     prompt = next(p for p in pair.prompts if whole(objects["DFlashLlama"], p, options.tokens) == options.tokens)
     seconds: dict[tuple[str, str], list[float]] = {(name, way): [] for name in objects for way in WAYS}

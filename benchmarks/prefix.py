@@ -143,7 +143,7 @@ def server_arguments(target: Path, drafter: Path, options: argparse.Namespace) -
 def opened(target: Path, drafter: Path, options: argparse.Namespace, **more: object) -> DFlashLlama:
     threads = {"n_threads": options.threads, "n_threads_batch": options.threads}
     sizes = {"n_ctx": context(options), "n_batch": BATCH, "n_ubatch": BATCH}
-    return DFlashLlama(target, drafter, auto_disable=False, verbose=False, **threads, **sizes, **more)
+    return DFlashLlama(target, drafter, depth=None, auto_disable=False, verbose=False, **threads, **sizes, **more)
 
 
 def context(options: argparse.Namespace) -> int:

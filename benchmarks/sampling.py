@@ -106,6 +106,7 @@ def opened(target: Path, drafter: Path, threads: int, **kwargs: object) -> Itera
         n_ctx=512,
         n_threads=threads,
         n_threads_batch=threads,
+        depth=None,
         auto_disable=False,
         verbose=False,
         # F16 caches: one row's attention is split among threads, several rows' is not (near-ties).

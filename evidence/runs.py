@@ -24,7 +24,7 @@ class Run:
 @contextmanager
 def opened(target: Path, drafter: Path, llama_kwargs: dict[str, Any]) -> Iterator[DFlashLlama]:
     """The pair, closed at the end; drafting stays on however badly it does, since that is what is asked about."""
-    llm = DFlashLlama(target, drafter, auto_disable=False, **{"verbose": False, **llama_kwargs})
+    llm = DFlashLlama(target, drafter, auto_disable=False, **{"verbose": False, "depth": None, **llama_kwargs})
     try:
         yield llm
     finally:

@@ -25,6 +25,7 @@ def generation(
     """
     llama._break_off()
     llama._adopt()
+    llama._session.pin(request.fixes_depth)
     pending = _reuse(llama, list(tokens)) if reset else list(tokens)
     if not pending and (llama.n_tokens == 0 or llama._requires_eval):
         pending = _last_again(llama)
@@ -40,7 +41,7 @@ def _reuse(llama: Any, tokens: list[int]) -> list[int]:
     session = llama._session
     session.settle()
     whole = shared == len(tokens)
-    covered = session.injected == shared or not session.drafting
+    covered = session.injected == shared or not session.injecting
     if whole and covered and shared == llama.n_tokens > 0 and not llama._requires_eval:
         return []
     kept = session.reuse(shared - whole) if shared > whole else 0
@@ -93,7 +94,7 @@ def _continue(
             if sent is not None:
                 return [token, *sent]
             following = next(drafted, None)
-            if following is None:  # drafting is off, or was broken off to look at the memories
+            if following is None:  # broken off to look at the memories
                 return [token]
             token = following
     finally:

@@ -19,7 +19,7 @@ from dflash2.runtime.llama_calls import LlamaCalls
 from dflash2.runtime.pair import DrafterSpec, read_pair
 from dflash2.runtime.pretrained import HubFolders, download
 from dflash2.runtime.sampling import Sampling, Verify
-from dflash2.runtime.session import Session
+from dflash2.runtime.session import Depth, Session
 from dflash2.runtime.stats import CycleRecord, DraftStats
 from dflash2.runtime.turns import Turns
 
@@ -46,7 +46,7 @@ class DFlashLlama(LlamaCalls):
         model_path: str | Path,
         drafter_path: str | Path,
         *,
-        depth: int | None = None,
+        depth: Depth | None = "auto",
         verify: Verify = "coupled",
         auto_disable: bool = True,
         n_gpu_layers_draft: int | None = None,
@@ -62,8 +62,9 @@ class DFlashLlama(LlamaCalls):
         Args:
             model_path: the target.
             drafter_path: the drafter, converted for this target.
-            depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1; by default as many as `n_batch`
-                allows.
+            depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1; None is as many as `n_batch`
+                allows. "auto" finds the fastest while it generates, none included; a request with a seed and
+                verify="rejection" has the largest then, since its tokens depend on it.
             verify: how a sampled request chooses and verifies tokens. Every way draws from the target's distribution
                 after the whole sampler chain. "coupled": target and drafts share noise made from the seed, so that
                 a seed gives the same text at every depth, 0 included. "rejection": speculative sampling; accepts a
@@ -95,10 +96,11 @@ class DFlashLlama(LlamaCalls):
         if device_draft is not None:
             on_devices = llama_kwargs.get("n_gpu_layers", 0) != 0
             check_devices(tuple(device_draft), native.gpu_names() if on_devices else (), shares_head=spec.shares_head)
-        if depth is None:
-            depth = self._default_depth(spec, llama_kwargs)
-        check_ubatch(llama_kwargs, depth, snapshots=spec.target_keeps_snapshots)
-        self._n_rs_seq = max(depth, 0) if spec.target_keeps_snapshots else 0
+        most = self._default_depth(spec, llama_kwargs) if depth in (None, "auto") else depth
+        if type(most) is not int:
+            raise Dflash2Error(f'depth must be "auto", None or a whole number, got {depth!r}.')
+        check_ubatch(llama_kwargs, most, snapshots=spec.target_keeps_snapshots)
+        self._n_rs_seq = max(most, 0) if spec.target_keeps_snapshots else 0
         llama_kwargs.setdefault("flash_attn", True)
         try:
             super().__init__(model_path=str(model_path), **llama_kwargs)
@@ -146,7 +148,7 @@ class DFlashLlama(LlamaCalls):
                 type_v=self.context_params.type_v if type_v_draft is None else type_v_draft,
             ),
             threads=(self.n_threads, self.n_threads_batch),
-            depth=depth,
+            depth=most if depth is None else depth,
             n_ctx=self._n_ctx,
             auto_disable=auto_disable,
             swa_full=self.context_params.swa_full,
@@ -223,12 +225,12 @@ class DFlashLlama(LlamaCalls):
         self._context_params = params
 
     @property
-    def depth(self) -> int:
-        """Draft tokens verified per cycle; may be set between requests, 0 switches drafting off."""
+    def depth(self) -> Depth:
+        """Draft tokens verified per cycle, or "auto"; may be set between requests, 0 switches drafting off."""
         return self._session.depth
 
     @depth.setter
-    def depth(self, depth: int) -> None:
+    def depth(self, depth: Depth) -> None:
         with self._turns.hold(supersede=False):
             self._break_off()
             self._session.depth = depth

@@ -28,6 +28,7 @@ class DrafterSpec:
         top_k: candidates per row of the selector's lattice; 0 for a drafter without selector (v1).
         window: positions an attention layer looks back, when every layer is windowed; None otherwise.
         causal: whether a row of the block sees only earlier rows.
+        mixed_causality: whether the file asks for something else in the sliding layers, which stock llama.cpp ignores.
         hidden_size: width of a layer input, the same for target and drafter.
         shares_head: whether embeddings or head are the target's.
         target_layers: layers of the target, its own multi-token-prediction layers left out.
@@ -40,6 +41,7 @@ class DrafterSpec:
     top_k: int
     window: int | None
     causal: bool
+    mixed_causality: bool
     hidden_size: int
     shares_head: bool
     target_layers: int
@@ -89,13 +91,15 @@ def _read_drafter(info: GGUFInfo, target: GGUFInfo) -> DrafterSpec:
         raise TargetMismatchError(
             f"{info.path} is a DSpark drafter; llama-server runs it with --spec-type draft-dspark."
         )
+    causal = info.metadata.get(info.own("attention.causal")) is True
     return DrafterSpec(
         block_size=_required(info, info.own("block_size"), least=2),
         mask_token=_required(info, "tokenizer.ggml.mask_token_id", least=0),
         taps=_taps(info),
         top_k=top_k,
         window=_window(info),
-        causal=info.metadata.get(info.own("attention.causal")) is True,
+        causal=causal,
+        mixed_causality=info.metadata.get(info.own("attention.causal_swa"), causal) is not causal,
         hidden_size=_required(info, info.own("embedding_length"), least=1),
         shares_head=not {"token_embd.weight", "output.weight"} <= info.tensor_names,
         target_layers=_layers(target),

@@ -70,6 +70,9 @@ class Proposal:
         return Proposal(self.tokens[rows], self.ids[rows], self.scores[rows])
 
 
+NOTHING = Proposal(np.zeros(0, np.int32))
+
+
 def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | None = None) -> Proposal:
     """Proposed tokens [B - 1] from the drafter's `rows`; the first one will stand at `position`.
 

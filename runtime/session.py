@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
 from dflash2.native import AttentionOptions, Bytes, Context, ContextOptions, IntArray, Model, Outputs, Placement
 from dflash2.runtime.checkpoints import Checkpoint, CheckpointLimits, Checkpoints
+from dflash2.runtime.depth import PLAIN, DepthController, Step
 from dflash2.runtime.inject import inject
 from dflash2.runtime.pair import DrafterSpec
 from dflash2.runtime.stats import CycleRecord, Recorder, record_of
+from dflash2.runtime.watchdog import Watchdog, warn
 
 # Rows per injection call, at most. The drafter reserves head logits for all of them, whatever it is asked for: so
 # few that these take no more than so many bytes.
@@ -23,8 +25,9 @@ _LOGITS_BYTES = 32 << 20
 # evaluation shorter than the second figure is no prompt.
 _TAIL = 4
 _LEAST_PROMPT = 8
-_WATCH_CYCLES = 32
-_LEAST_ACCEPTED = 0.1  # tokens per cycle, below which a drafter does not help
+_F16, _BF16 = 1, 30
+
+Depth = int | Literal["auto"]
 
 
 class Session:
@@ -47,7 +50,7 @@ class Session:
         placement: Placement,
         attention: AttentionOptions,
         threads: tuple[int, int],
-        depth: int,
+        depth: Depth,
         n_ctx: int,
         auto_disable: bool,
         swa_full: bool = True,
@@ -69,9 +72,16 @@ class Session:
         self.block: IntArray = np.zeros(spec.block_size, np.int32)
         self._pending = (0, 0, 0)
         self._surplus = 0
-        self._watched = (0, 0)
+        self._held = 0  # rows of `features` to be injected behind the present ones
+        self._tapped = self._pinned = False
+        self._step = PLAIN
         self._suspended = False
-        self._depth = 0
+        self._depth: Depth = 0
+        self._controller: DepthController | None = None
+        self._doubts = {
+            "quantised_cache": not {attention.type_k, attention.type_v} <= {None, 0, _F16, _BF16},
+            "mixed_causality": spec.mixed_causality,
+        }
         self.checkpoints = Checkpoints(checkpoints or CheckpointLimits())
         # Whether the target's memory forgets what an earlier position needs.
         self._target_forgets = target.snapshots is not None or (target.window > 0 and not swa_full)
@@ -107,43 +117,90 @@ class Session:
 
     @property
     def drafting(self) -> bool:
-        """Whether the next tokens will be drafted."""
-        return self._depth > 0 and not self._suspended
+        """Whether drafts may come, though perhaps not with the next token."""
+        return self._depth != 0 and not self._suspended
 
     @property
-    def depth(self) -> int:
+    def injecting(self) -> bool:
+        """Whether the drafter is to have what the target processes now."""
+        return self.drafting and (self._controller is None or self._pinned or self._controller.ready)
+
+    @property
+    def depth(self) -> Depth:
         """Draft tokens verified per cycle, 0 for none; setting it also ends a suspension by the watchdog."""
         return self._depth
 
     @depth.setter
-    def depth(self, depth: int) -> None:
-        if type(depth) is not int or not 0 <= depth < self.spec.block_size:
+    def depth(self, depth: Depth) -> None:
+        most = self.most_depth if depth == "auto" else depth
+        if type(most) is not int or not 0 <= most < self.spec.block_size:
             raise Dflash2Error(
-                f"depth must be a whole number in 0..{self.spec.block_size - 1} for this drafter, got {depth!r}."
+                f'depth must be "auto" or a whole number in 0..{self.spec.block_size - 1} for this drafter, '
+                f"got {depth!r}."
             )
-        if depth >= self.target.n_batch:
+        if most >= self.target.n_batch:
             raise Dflash2Error(
-                f"depth {depth} needs n_batch of at least {depth + 1}, this target has {self.target.n_batch}; "
+                f"depth {depth} needs n_batch of at least {most + 1}, this target has {self.target.n_batch}; "
                 "raise n_batch or lower depth."
             )
         snapshots = self.target.snapshots
-        if snapshots and depth > snapshots:
+        if snapshots and most > snapshots:
             raise Dflash2Error(
                 f"depth {depth} needs a target that can step back {depth} tokens; this one's recurrent state keeps "
                 f"{snapshots} snapshots. Make the object with this depth."
             )
         self._depth = depth
-        self._suspended = False
-        self._watched = (0, 0)
+        self._suspended = self._pinned = False
         self._pending = (0, 0, 0)
-        self.target.tap(self.spec.taps if depth else ())
+        self._held = 0
+        if depth == "auto" and most > 0:
+            self._controller = DepthController(most, self.spec.block_size, self.spec.window)
+        else:
+            self._controller = None
+            self._depth = most
+        self._watchdog = Watchdog(judge_speed=self._controller is None, **self._doubts)
+        self._tap()
 
-    def depth_at(self, position: int) -> int:
-        """Draft tokens that fit behind an anchor at `position`; raises ContextLimitError if not even it fits."""
+    @property
+    def most_depth(self) -> int:
+        """The largest depth that block, batch and snapshots allow."""
+        most = min(self.spec.block_size, self.target.n_batch) - 1
+        return min(most, self.target.snapshots) if self.target.snapshots else most
+
+    def _tap(self) -> None:
+        """Have the target keep what is injected, or not."""
+        self._tapped = self.injecting
+        self.target.tap(self.spec.taps if self._tapped else ())
+
+    def pin(self, pinned: bool) -> None:
+        """Note whether the request to come promises its tokens only if the depth is always the same."""
+        self._pinned = pinned
+        if self.injecting != self._tapped:
+            self._pending = (0, 0, 0)
+            self._tap()
+
+    def plan(self, position: int) -> Step:
+        """What to do behind an anchor at `position`; raises ContextLimitError if not even it fits."""
         room = self.n_ctx - position - 1
         if room < 0:
             raise ContextLimitError(f"the context of {self.n_ctx} tokens is full; raise n_ctx or shorten the prompt.")
-        return min(self._depth, room)
+        step = self._choose() if self.drafting else PLAIN
+        if self.injecting != self._tapped:
+            self._pending = (0, 0, 0)  # its features were not kept
+            self._tap()
+        if step.depth > room:
+            step = Step(room, step.block) if room else PLAIN
+        self._step = step
+        return step
+
+    def _choose(self) -> Step:
+        if self._controller is None:
+            assert isinstance(self._depth, int)
+            plain = self._watchdog.wants_plain and self.auto_disable and not self._pinned
+            return PLAIN if plain else Step(self._depth, self.spec.block_size)
+        if self._pinned or (self._watchdog.doubtful and self._controller.ready):
+            return self._controller.most()
+        return self._controller.plan()
 
     def evaluate(self, tokens: IntArray, start: int, *, all_logits: bool = False) -> Iterator[int]:
         """Process `tokens` at `start`..., batch by batch, injecting as needed; yields the position reached.
@@ -155,7 +212,11 @@ class Session:
         if not self.rewind(start):
             raise NativeError(f"the target's memory cannot step back to position {start}; call reset() first.")
         stop = start + len(tokens)
-        begin = self._begin_injection(start, stop) if self.drafting else None
+        if self._controller is not None and stop - start >= _LEAST_PROMPT and self._controller.offer_prompt():
+            self._controller.saw_prompt(stop - start)
+        if self.injecting != self._tapped:
+            self._tap()
+        begin = self._begin_injection(start, stop) if self.injecting else None
         marks = self._marks(start, stop)
         for position, end in _batches(start, stop, self.target.n_batch, marks):
             self.length = end
@@ -192,7 +253,7 @@ class Session:
         if not self.checkpoints.limits.count or stop - start < _LEAST_PROMPT:
             return ()
         if not self._target_forgets:
-            return (stop,) if self.drafting and self.drafter.window else ()
+            return (stop,) if self.injecting and self.drafter.window else ()
         step, tail = self.checkpoints.limits.step, stop - _TAIL
         spaced = range(max(start, self.checkpoints.last) + step, tail - step // 2, step)
         return (*spaced, tail)
@@ -208,6 +269,7 @@ class Session:
     def checkpoint_if_due(self) -> None:
         """Take a checkpoint of a target that cannot step back, between two cycles, when enough tokens came since."""
         if self._target_forgets and self.length >= self.checkpoints.last + self.checkpoints.limits.step:
+            self.inject(now=True)
             self._checkpoint()
 
     def rewind(self, length: int) -> bool:
@@ -234,7 +296,7 @@ class Session:
         target is not made to process those tokens again, which would cost more than it gains.
         """
         self.settle()
-        prefix = min(prefix, self.injected) if self.drafting else prefix
+        prefix = min(prefix, self.injected) if self.injecting else prefix
         beyond = self.checkpoints.nearest(prefix + _TAIL)  # a drafter's window can be cut by a few tokens
         if beyond is not None and beyond.length < prefix:  # but it cannot skip any
             beyond = None
@@ -258,6 +320,7 @@ class Session:
         self.length = length
         self.injected = 0
         self._pending = (0, 0, 0)
+        self._held = 0
         self.checkpoints.drop_beyond(0)
         self.drafter.clear()
 
@@ -276,7 +339,7 @@ class Session:
         self._clear_drafter()
         self.length = self.injected = length
         self._pending = (0, 0, 0)
-        self._surplus = 0
+        self._surplus = self._held = 0
         return has_logits
 
     def save(self) -> tuple[bytes, int]:
@@ -294,17 +357,30 @@ class Session:
         """The target's state before a verify pass, if it keeps no snapshots to step back by; else None."""
         return self.target.save_part() if self.target.snapshots == 0 else None
 
-    def take_pending(self) -> tuple[int, int, int]:
-        """Rows of the target's last batch to inject next, (first row, count, position), and forget them."""
-        pending, self._pending = self._pending, (0, 0, 0)
-        return pending
-
     def settle(self) -> None:
         """Inject what the last cycle accepted, while the target still holds its features."""
-        first, n, position = self.take_pending()
-        if n and self.drafting:
-            inject(self.target, self.drafter, self.features, first=first, n=n, position=position)
-            self.injected = position + n
+        self.inject(now=True)
+
+    def inject(self, *, now: bool) -> None:
+        """Take the features of what the last cycle accepted; inject them `now`, or with others when they are many."""
+        (first, n, position), self._pending = self._pending, (0, 0, 0)
+        if n and self.injecting:
+            if position != self.injected + self._held:
+                self._clear_drafter()
+                self.injected, self._held = position, 0
+            while n:
+                if self._held == len(self.features):
+                    self._flush()
+                part = self.features[self._held : self._held + n]
+                self.target.layer_inputs(first, part)
+                first, n, self._held = first + len(part), n - len(part), self._held + len(part)
+        if now:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            self.drafter.decode_features(self.features[: self._held], self.injected)
+            self.injected, self._held = self.injected + self._held, 0
 
     @property
     def surplus(self) -> int:
@@ -320,27 +396,20 @@ class Session:
             self.length = position + kept
         self._pending = (0, kept, position)
         self._surplus = surplus
-        self.recorder.cycle(len(block) - 1, accepted)
-        if self.on_cycle is not None:
+        times = self.recorder.cycle(len(block) - 1, accepted)
+        if self.on_cycle is not None and len(block) > 1:
             self.on_cycle(record_of(position, block, accepted))
-        if len(block) > 1:
-            self._watch(accepted)
-
-    def _watch(self, accepted: int) -> None:
-        """Switch drafting off when a run of cycles accepted next to nothing."""
-        cycles, total = self._watched[0] + 1, self._watched[1] + accepted
-        self._watched = (cycles, total) if cycles < _WATCH_CYCLES else (0, 0)
-        if cycles < _WATCH_CYCLES or total >= _LEAST_ACCEPTED * cycles or not self.auto_disable:
+        if kept != accepted + 1:  # broken off
             return
-        self._suspended = True
-        warnings.warn(
-            f"drafting is switched off: {total} draft tokens were accepted in {cycles} cycles. Likely causes: the "
-            "drafter belongs to another target (or another fine-tune of it), the checkpoint was converted with the "
-            "wrong taps or mask token, or the drafter's layers mix causal and non-causal attention, which this "
-            "library runs as one kind. Set depth again to retry; auto_disable=False keeps drafting on.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if self._controller is not None and not self._pinned:
+            self._controller.observe(len(block) - 1, accepted, times)
+        if not self.drafting:
+            return
+        watch = self._watchdog
+        reason = watch.observe(accepted, times.total) if len(block) > 1 else watch.observe_plain(times.total)
+        if reason is not None and self.auto_disable:
+            self._suspended = True
+            warn(reason)
 
 
 def drafter_rows(block_size: int, n_vocab: int) -> int:

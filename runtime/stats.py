@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dflash2.native import IntArray
+from dflash2.runtime.depth import Times
 
 STAGES = ("inject", "draft", "select", "verify", "accept", "rollback", "host")
 
@@ -25,6 +26,7 @@ class DraftStats:
         emitted: tokens handed to the caller, those made without drafting included.
         accepted_at: `accepted_at[i]` cycles accepted the draft token of block row i + 1.
         drafted_at: `drafted_at[i]` cycles verified one there.
+        at_depth: `at_depth[d]` cycles verified d draft tokens; `at_depth[0]` tokens came without drafts.
         seconds: wall time per stage; `host` is what happens between tokens outside this package's calls.
         prompt_tokens: tokens evaluated outside cycles, prefixes taken from the cache excluded.
         prompt_seconds: wall time of that, injection included.
@@ -36,6 +38,7 @@ class DraftStats:
     emitted: int
     accepted_at: tuple[int, ...]
     drafted_at: tuple[int, ...]
+    at_depth: tuple[int, ...]
     seconds: Mapping[str, float]
     prompt_tokens: int
     prompt_seconds: float
@@ -80,7 +83,9 @@ class Recorder:
         self._cycles = 0
         self._drafted_at = np.zeros(self._block_size - 1, np.int64)
         self._accepted_at = np.zeros(self._block_size - 1, np.int64)
+        self._at_depth = np.zeros(self._block_size, np.int64)
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._before = self._times()
         self._last = perf_counter()
 
     def start(self) -> None:
@@ -93,11 +98,26 @@ class Recorder:
         self._seconds[stage] += now - self._last
         self._last = now
 
-    def cycle(self, drafted: int, accepted: int) -> None:
-        """Count one cycle that verified `drafted` tokens and accepted the first `accepted` of them."""
-        self._cycles += 1
-        self._drafted_at[:drafted] += 1
-        self._accepted_at[:accepted] += 1
+    def cycle(self, drafted: int, accepted: int) -> Times:
+        """Count one cycle that verified `drafted` tokens and accepted the first `accepted` of them; what it took."""
+        self._cycles += drafted > 0
+        self._at_depth[drafted] += 1
+        if drafted:
+            self._drafted_at[:drafted] += 1
+            self._accepted_at[:accepted] += 1
+        now, before = self._times(), self._before
+        self._before = now
+        return Times(
+            now.total - before.total,
+            now.inject - before.inject,
+            now.draft - before.draft,
+            now.verify - before.verify,
+        )
+
+    def _times(self) -> Times:
+        seconds = self._seconds
+        total = sum(seconds.values()) - seconds["host"]
+        return Times(total, seconds["inject"], seconds["draft"], seconds["verify"])
 
     def snapshot(self) -> DraftStats:
         """The counts as they are now."""
@@ -108,6 +128,7 @@ class Recorder:
             emitted=self.emitted,
             accepted_at=tuple(self._accepted_at.tolist()),
             drafted_at=tuple(self._drafted_at.tolist()),
+            at_depth=tuple(self._at_depth.tolist()),
             seconds=MappingProxyType(dict(self._seconds)),
             prompt_tokens=self.prompt_tokens,
             prompt_seconds=self.prompt_seconds,

@@ -58,7 +58,10 @@ def test_a_growing_list_looks_every_token_up_once():
 
 @pytest.fixture(scope="module")
 def both(target_path, drafter_gguf):
-    pair = Llama(str(target_path), **EXACT), DFlashLlama(target_path, drafter_gguf, auto_disable=False, **EXACT)
+    pair = (
+        Llama(str(target_path), **EXACT),
+        DFlashLlama(target_path, drafter_gguf, depth=None, auto_disable=False, **EXACT),
+    )
     yield pair
     for llama in pair:
         llama.close()

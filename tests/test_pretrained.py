@@ -15,7 +15,7 @@ PROGRAM = """
 import sys, warnings
 from dflash2 import DFlashLlama
 folder, local = sys.argv[1:]
-options = dict(n_ctx=128, n_threads=1, n_threads_batch=1, verbose=False, auto_disable=False)
+options = dict(n_ctx=128, n_threads=1, n_threads_batch=1, verbose=False, depth=None, auto_disable=False)
 where = {"local_dir": folder} if local == "yes" else {"cache_dir": folder}
 llama = DFlashLlama.from_pretrained("org/target", "*q8_0.gguf", "org/drafter", "sub/*.gguf", **where, **options)
 text = llama("def f(", max_tokens=24, temperature=0.0)["choices"][0]["text"]

@@ -39,7 +39,7 @@ def plain(target_path):
 
 @pytest.fixture(scope="module")
 def drafted(target_path, drafter_gguf):
-    llama = DFlashLlama(target_path, drafter_gguf, auto_disable=False, verify="match", **EXACT)
+    llama = DFlashLlama(target_path, drafter_gguf, depth=None, auto_disable=False, verify="match", **EXACT)
     yield llama
     llama.close()
 
@@ -93,7 +93,7 @@ COMPLETIONS = {
 def test_no_limit_of_tokens_ends_with_the_context(target_path, drafter_gguf, prompts, max_tokens):
     small = {**EXACT, "n_ctx": 256}
     plain = Llama(str(target_path), **small)
-    drafted = DFlashLlama(target_path, drafter_gguf, auto_disable=False, **small)
+    drafted = DFlashLlama(target_path, drafter_gguf, depth=None, auto_disable=False, **small)
     for stream in (False, True):
         arguments = {"max_tokens": max_tokens, "temperature": 0.0, "stream": stream}
         expected, got = both(plain, drafted, lambda llama, a=arguments: llama(prompts[0][:100], **a))
@@ -138,7 +138,7 @@ def test_every_stop_string_across_token_borders_cuts_where_plain_llama_cuts(plai
 @pytest.mark.parametrize("infill", [False, True])
 def test_infill_in_either_order(target_path, drafter_gguf, prompts, infill):
     plain = Llama(str(target_path), spm_infill=infill, **EXACT)
-    drafted = DFlashLlama(target_path, drafter_gguf, auto_disable=False, spm_infill=infill, **EXACT)
+    drafted = DFlashLlama(target_path, drafter_gguf, depth=None, auto_disable=False, spm_infill=infill, **EXACT)
     arguments = {"suffix": "\n    return x\n", "max_tokens": 24, "temperature": 0.0}
     expected, got = both(plain, drafted, lambda llama: llama(prompts[0][:80], **arguments))
     assert got == expected

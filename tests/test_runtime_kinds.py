@@ -67,7 +67,7 @@ NATURES = {"copying": (0.3, 1.0), "random": (0.0, 0.15), "v1": (0.0, 0.15)}
 @pytest.mark.parametrize("nature", NATURES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_equal_those_of_plain_llama(targets, drafters, expected, kind, nature):
-    drafted = DFlashLlama(targets[kind], drafters(kind, nature), auto_disable=False, **EXACT)
+    drafted = DFlashLlama(targets[kind], drafters(kind, nature), depth=None, auto_disable=False, **EXACT)
     assert take(drafted, PROMPT, N_TOKENS) == expected[kind]
     low, high = NATURES[nature]
     assert low <= drafted.stats.acceptance <= high
@@ -79,7 +79,9 @@ def test_greedy_tokens_equal_those_of_plain_llama(targets, drafters, expected, k
 
 @pytest.mark.parametrize("kind", ["gemma4", "gpt-oss"])
 def test_a_target_with_a_windowed_cache_gives_the_same_tokens(targets, drafters, expected, kind):
-    drafted = DFlashLlama(targets[kind], drafters(kind, "copying"), swa_full=False, auto_disable=False, **EXACT)
+    drafted = DFlashLlama(
+        targets[kind], drafters(kind, "copying"), swa_full=False, depth=None, auto_disable=False, **EXACT
+    )
     assert take(drafted, PROMPT, N_TOKENS) == expected[kind]
     again = PROMPT + expected[kind][:100]  # far behind the window by now
     assert take(drafted, again, 150) == expected[kind][100:250]
@@ -146,7 +148,7 @@ def test_a_reduced_vocabulary_drafts_as_well_if_it_holds_what_the_target_says(ta
         "reduced": reduced(drafter, targets["qwen35"], tmp_path / "reduced.gguf", [*range(40, 48), *range(100, 140)]),
         "useless": reduced(drafter, targets["qwen35"], tmp_path / "useless.gguf", list(range(100, 164))),
     }.items():
-        drafted = DFlashLlama(targets["qwen35"], path, auto_disable=False, **EXACT)
+        drafted = DFlashLlama(targets["qwen35"], path, depth=None, auto_disable=False, **EXACT)
         assert take(drafted, PROMPT, N_TOKENS) == expected["qwen35"]
         rates[name] = drafted.stats.acceptance
         drafted.close()
@@ -159,7 +161,7 @@ def test_a_drafter_with_embeddings_and_head_of_its_own(targets, drafters, expect
     names = ("token_embd.weight", "output.weight")
     own = {name: (values_of(targets["qwen35"], name), GGMLQuantizationType.F32) for name in names}
     path = edit_gguf(drafter, tmp_path / "own.gguf", tensors=own)
-    drafted = DFlashLlama(targets["qwen35"], path, auto_disable=False, device_draft=(), **EXACT)
+    drafted = DFlashLlama(targets["qwen35"], path, depth=None, auto_disable=False, device_draft=(), **EXACT)
     assert take(drafted, PROMPT, N_TOKENS) == expected["qwen35"]
     assert drafted.stats.acceptance > 0.3
     drafted.close()

@@ -95,7 +95,7 @@ def test_rows_of_a_drafters_batch_keep_its_logits_small(block, vocabulary, rows)
 
 @pytest.mark.parametrize("kinds", [("sliding", "sliding"), ("full", "full"), ("sliding", "full")])
 def test_only_the_last_window_of_a_prompt_is_injected_if_nothing_else_is_read(target, drafter, kinds):
-    llama = DFlashLlama(target, drafter(*kinds), n_ctx=1024, **EXACT)
+    llama = DFlashLlama(target, drafter(*kinds), n_ctx=1024, depth=None, **EXACT)
     injected = []
     decode = llama._session.drafter.decode_features
     llama._session.drafter.decode_features = lambda rows, start: (
@@ -111,7 +111,7 @@ def test_only_the_last_window_of_a_prompt_is_injected_if_nothing_else_is_read(ta
 def test_a_window_injected_alone_gives_the_proposals_of_everything_injected(target, drafter):
     proposals = {}
     for window in (True, False):
-        llama = DFlashLlama(target, drafter("sliding", "sliding"), n_ctx=1024, auto_disable=False, **EXACT)
+        llama = DFlashLlama(target, drafter("sliding", "sliding"), n_ctx=1024, depth=None, auto_disable=False, **EXACT)
         if not window:
             llama._session._begin_injection = lambda start, end: start  # noqa: ARG005
         records = []
@@ -129,7 +129,14 @@ def test_acceptance_hardly_depends_on_the_type_of_the_drafters_cache(target_path
     accepted = {}
     for kind in ("f32", name):
         llama = DFlashLlama(
-            target_path, drafter_gguf, n_ctx=512, type_k_draft=KV_TYPES[kind], type_v_draft=KV_TYPES[kind], **EXACT
+            target_path,
+            drafter_gguf,
+            n_ctx=512,
+            depth=None,
+            auto_disable=False,
+            type_k_draft=KV_TYPES[kind],
+            type_v_draft=KV_TYPES[kind],
+            **EXACT,
         )
         for prompt in prompts[:4]:
             for _ in zip(range(120), llama.generate(llama.tokenize(prompt.encode()), temp=0.0), strict=False):

@@ -24,7 +24,7 @@ def fresh(target_path, drafter_gguf):
     made = []
 
     def make(**kwargs):
-        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "auto_disable": False, **kwargs}))
+        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "depth": None, "auto_disable": False, **kwargs}))
         return made[-1]
 
     yield make
@@ -264,7 +264,7 @@ def test_an_adapter_on_the_target_changes_its_text_and_warns_about_acceptance(
     adapted.close()
     assert expected != text(plain(prompts[0], **GREEDY))
     with pytest.warns(RuntimeWarning, match="LoRA"):
-        llama = DFlashLlama(target_path, drafter_gguf, lora_path=str(adapter), auto_disable=False, **EXACT)
+        llama = DFlashLlama(target_path, drafter_gguf, lora_path=str(adapter), depth=None, auto_disable=False, **EXACT)
     assert text(llama(prompts[0], **GREEDY)) == expected
     copy = pickle.loads(pickle.dumps(llama))
     assert text(copy(prompts[0], **GREEDY)) == expected

@@ -56,6 +56,7 @@ def pair(tmp_path_factory):
 def open_pair(pair, kind, *layers, **options):
     return DFlashLlama(
         *pair(kind, layers or ("sliding", "sliding")),
+        depth=None,
         auto_disable=False,
         checkpoint_min_step=STEP,
         **{**EXACT, **FORGETFUL.get(kind, {}), **options},

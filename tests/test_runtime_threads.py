@@ -24,7 +24,7 @@ def text_of(stream):
 
 @pytest.fixture(scope="module")
 def llama(target_path, drafter_gguf):
-    made = DFlashLlama(target_path, drafter_gguf, auto_disable=False, **EXACT)
+    made = DFlashLlama(target_path, drafter_gguf, depth=None, auto_disable=False, **EXACT)
     yield made
     made.close()
 

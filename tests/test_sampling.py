@@ -73,7 +73,9 @@ def seeded(llama, tokens, n, chain, *, depth, seed=77):
 def llama(request, target_path, drafter_gguf, drafter_v1_gguf):
     version, weights = request.param.split()
     target = scaled_target(target_path, parameters=0, weights=weights) if weights == "q4_0" else target_path
-    made = DFlashLlama(target, {"v2": drafter_gguf, "v1": drafter_v1_gguf}[version], auto_disable=False, **EXACT)
+    made = DFlashLlama(
+        target, {"v2": drafter_gguf, "v1": drafter_v1_gguf}[version], depth=None, auto_disable=False, **EXACT
+    )
     yield made
     made.close()
 
@@ -83,7 +85,7 @@ def fresh(target_path, drafter_gguf):
     made = []
 
     def make(**kwargs):
-        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "auto_disable": False, **kwargs}))
+        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "depth": None, "auto_disable": False, **kwargs}))
         return made[-1]
 
     yield make
@@ -268,7 +270,7 @@ def test_a_drafter_without_selector_drafts_with_the_noise_only_where_the_target_
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    made = DFlashLlama(*make_small_pair(tmp_path_factory.mktemp("pair")), auto_disable=False, **EXACT)
+    made = DFlashLlama(*make_small_pair(tmp_path_factory.mktemp("pair")), depth=None, auto_disable=False, **EXACT)
     yield made
     made.close()
 

@@ -358,7 +358,7 @@ def test_real_cycles_give_the_target_s_frequencies(pair, verify):
     """Two tokens of which the second was drafted, 2,000 requests with a seed each."""
     chain, n = Chain(temp=1.0, top_k=4), 2_000
     llm = DFlashLlama(
-        *pair, n_ctx=256, n_threads=1, n_threads_batch=1, verify=verify, auto_disable=False, verbose=False
+        *pair, n_ctx=256, n_threads=1, n_threads_batch=1, verify=verify, depth=None, auto_disable=False, verbose=False
     )
     prompt = PROMPT.tolist()
     counts = np.zeros((VOCAB, VOCAB), np.int64)
