@@ -38,6 +38,7 @@ class Session:
         injected: the drafter holds injected positions up to here.
         noise, block: the drafter's input [B] and what is verified [B]; the first entry of both is the anchor.
         features: scratch of `inject`, [rows per call, feature width].
+        draft_block: rows of a draft pass at a fixed depth, or more if the depth needs more.
         on_cycle: called with a CycleRecord after every cycle.
     """
 
@@ -67,6 +68,7 @@ class Session:
         self.auto_disable = auto_disable
         self.recorder = Recorder(spec.block_size)
         self.on_cycle: Callable[[CycleRecord], None] | None = None
+        self.draft_block = spec.block_size
         self.length = self.injected = 0
         self.noise: IntArray = np.full(spec.block_size, spec.mask_token, np.int32)
         self.block: IntArray = np.zeros(spec.block_size, np.int32)
@@ -197,7 +199,7 @@ class Session:
         if self._controller is None:
             assert isinstance(self._depth, int)
             plain = self._watchdog.wants_plain and self.auto_disable and not self._pinned
-            return PLAIN if plain else Step(self._depth, self.spec.block_size)
+            return PLAIN if plain else Step(self._depth, max(self.draft_block, self._depth + 1))
         if self._pinned or (self._watchdog.doubtful and self._controller.ready):
             return self._controller.most()
         return self._controller.plan()

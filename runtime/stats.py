@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
@@ -70,10 +70,15 @@ class CycleRecord:
 
 
 class Recorder:
-    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages."""
+    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages.
 
-    def __init__(self, block_size: int) -> None:
+    Attributes:
+        clock: seconds that count.
+    """
+
+    def __init__(self, block_size: int, clock: Callable[[], float] = perf_counter) -> None:
         self._block_size = block_size
+        self.clock = clock
         self.reset()
 
     def reset(self) -> None:
@@ -86,15 +91,15 @@ class Recorder:
         self._at_depth = np.zeros(self._block_size, np.int64)
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._before = self._times()
-        self._last = perf_counter()
+        self._last = self.clock()
 
     def start(self) -> None:
         """Forget the time since the last lap."""
-        self._last = perf_counter()
+        self._last = self.clock()
 
     def lap(self, stage: str) -> None:
         """Charge the time since the last lap to `stage`."""
-        now = perf_counter()
+        now = self.clock()
         self._seconds[stage] += now - self._last
         self._last = now
 
