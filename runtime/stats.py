@@ -90,6 +90,7 @@ class Recorder:
         self._accepted_at = np.zeros(self._block_size - 1, np.int64)
         self._at_depth = np.zeros(self._block_size, np.int64)
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._busy = 0.0  # of all stages but `host`
         self._before = self._times()
         self._last = self.clock()
 
@@ -101,6 +102,8 @@ class Recorder:
         """Charge the time since the last lap to `stage`."""
         now = self.clock()
         self._seconds[stage] += now - self._last
+        if stage != "host":
+            self._busy += now - self._last
         self._last = now
 
     def cycle(self, drafted: int, accepted: int) -> Times:
@@ -110,19 +113,13 @@ class Recorder:
         if drafted:
             self._drafted_at[:drafted] += 1
             self._accepted_at[:accepted] += 1
-        now, before = self._times(), self._before
+        (a, b, c, d), (e, f, g, h) = now, _ = self._times(), self._before
         self._before = now
-        return Times(
-            now.total - before.total,
-            now.inject - before.inject,
-            now.draft - before.draft,
-            now.verify - before.verify,
-        )
+        return Times(a - e, b - f, c - g, d - h)
 
-    def _times(self) -> Times:
+    def _times(self) -> tuple[float, float, float, float]:
         seconds = self._seconds
-        total = sum(seconds.values()) - seconds["host"]
-        return Times(total, seconds["inject"], seconds["draft"], seconds["verify"])
+        return self._busy, seconds["inject"], seconds["draft"], seconds["verify"]
 
     def snapshot(self) -> DraftStats:
         """The counts as they are now."""
