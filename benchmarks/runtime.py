@@ -1,8 +1,8 @@
 """The runtime's speed in numbers: every bar it has to reach, in one table.
 
-Whatever is compared runs in turns, prompt by prompt; a ratio is the median over the prompts. Tokens per second are those
-of `generate`, from the first token to the last. On a machine shared with others, `--clock cpu --threads 1` counts the
-processor's time of either side; the depths are then chosen by it too.
+Whatever is compared runs in turns, prompt by prompt; a ratio is the median over the prompts. Tokens per second are
+those of `generate`, from the first token to the last. On a machine shared with others, `--clock cpu --threads 1` counts
+the processor's time of either side; the depths are then chosen by it too.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def opened(options: Namespace, target: Path, folder: Path, **kwargs: object) -> 
     drafter = folder / "drafter.gguf"
     if not drafter.exists():
         convert(pair.drafter, pair.target, drafter)
-    llm = DFlashLlama(target, drafter, auto_disable=False, **common(options), **kwargs)
+    llm = DFlashLlama(target, drafter, auto_disable=False, **{**common(options), **kwargs})
     llm._session.recorder.clock = clock(options)
     return llm
 
@@ -172,28 +172,33 @@ def per_second(*speeds: Sequence[float]) -> str:
 
 
 def server(options: Namespace, folder: Path) -> Iterator[Row]:
-    """Against the stock llama-server on the demo pair, at the same depth."""
-    target = demo_pair().target
-    llm = opened(options, target, folder, depth=None)
+    """Against the stock llama-server on the demo pair: at its depth, and with the depth that is found."""
+    target, caches = demo_pair().target, {"type_k": None, "type_v": None}
+    llm, auto = opened(options, target, folder, depth=None, **caches), opened(options, target, folder, **caches)
     arguments = [
         *("--model", str(target), "--ctx-size", "512", "--parallel", "1", "--no-kv-unified", "--fit", "off"),
         *("--batch-size", str(BATCH), "--ubatch-size", str(BATCH), "--flash-attn", "on", "--cache-ram", "0"),
         *("--threads", str(options.threads), "--threads-batch", str(options.threads)),
-        *("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--spec-draft-type-k", "q8_0"),
-        *("--spec-draft-type-v", "q8_0", "--spec-type", "draft-dflash"),
-        *("--spec-draft-model", str(folder / "drafter.gguf"), "--spec-draft-n-max", str(llm.depth)),
+        *("--spec-type", "draft-dflash", "--spec-draft-model", str(folder / "drafter.gguf")),
+        *("--spec-draft-n-max", str(llm.depth)),
         "--repack" if native.repacking_is_safe() else "--no-repack",
     ]
     pairs = []
-    with closing(llm), LlamaServer(build(stock=True).server, arguments, folder / "server.log") as process:
+    with (
+        closing(llm),
+        closing(auto),
+        LlamaServer(build(stock=True).server, arguments, folder / "server.log") as process,
+    ):
         for n, prompt in enumerate([*prompts_of(options, llm)[:1], *prompts_of(options, llm)]):
             first = served(options, process, prompt) if n % 2 else None
-            ours = generated(options, llm, prompt)[1]
+            ours, found = (generated(options, each, prompt)[1] for each in (llm, auto))
             theirs = first if n % 2 else served(options, process, prompt)
             if n and theirs:  # the first round warms up; the server ends at an end-of-text token
-                pairs.append((ours, theirs))
-    speeds = list(zip(*pairs, strict=True))
-    yield Row("demo pair, depth 7, T=0", "stock llama-server", ratio(*speeds), bar=1.1, detail=per_second(*speeds))
+                pairs.append((ours, found, theirs))
+    ours, found, theirs = zip(*pairs, strict=True)
+    against = "stock llama-server, depth 7"
+    yield Row("demo pair, depth 7, T=0", against, ratio(ours, theirs), bar=1.1, detail=per_second(ours, theirs))
+    yield Row('demo pair, depth="auto", T=0', against, ratio(found, theirs), detail=per_second(found, theirs))
 
 
 def served(options: Namespace, process: LlamaServer, prompt: list[int]) -> float | None:
