@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dflash2.runtime import DFlashLlama, DraftStats
+from dflash2.runtime import Depth, DFlashLlama, DraftStats
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def prompt_tokens(llm: DFlashLlama, prompts: Sequence[str]) -> list[list[int]]:
     return [llm.tokenize(prompt.encode()) for prompt in prompts]
 
 
-def greedy_run(llm: DFlashLlama, prompt: Sequence[int], n_tokens: int, depth: int) -> Run:
+def greedy_run(llm: DFlashLlama, prompt: Sequence[int], n_tokens: int, depth: Depth) -> Run:
     """Generate `n_tokens` greedily from an empty memory, with `depth` draft tokens per cycle (0: no drafting)."""
     llm.reset()
     llm.depth = depth

@@ -142,8 +142,9 @@ class DepthController:
         self._look = (0.0, 0)  # time and tokens of the present look
         self._debt = 0.0  # time lost by looking around, not yet made up for
         self._since = 0  # tokens since then
+        self._settled = False  # whether the present base lasted
+        self._woken = False  # whether the drafter starts anew for a look that is due
         self._undecided = _STRIDE  # tokens since the last decision
-        self._plain = 0  # plain tokens since the last one looked at
         self._turn = 0
         self._keeping = 0.0  # share of a plain token's time that `ready` takes
         self._warm = min(window or _WARM_TOKENS, _WARM_TOKENS)
@@ -175,22 +176,27 @@ class DepthController:
             return PLAIN
         return Step(depth, self._block if depth == self._depths[-1] else self._rows[depth] or depth + 1)
 
-    def observe(self, depth: int, accepted: int, times: Times) -> None:
-        """Learn from a cycle that verified `depth` drafts, of which `accepted` held."""
+    def coast(self) -> int:
+        """Plain tokens to come that need no plan and are not observed: nothing is waited for."""
+        resting = self._base == 0 and not self._queue and self._cold == 0 and self._last == 0
+        return _STRIDE - 1 if resting else 0
+
+    def observe(self, depth: int, accepted: int, times: Times, coasted: int = 0) -> None:
+        """Learn from a cycle that verified `depth` drafts, of which `accepted` held, after `coasted` plain tokens."""
         looking = bool(self._queue) and self._queue[0] == depth
         if looking:
             self._queue.popleft()
-        self._undecided = self._undecided + accepted + 1 if self._queue or not looking else _STRIDE
+        if coasted and depth:
+            self._rates.pass_by(coasted)
+            self._account(0, coasted, coasted * self._costs[0].total * self._scale)
+            coasted = 0
+        tokens = accepted + 1 + coasted
+        self._undecided = self._undecided + tokens if self._queue or not looking else _STRIDE
         if depth not in self._costs:  # cut short by the end of the context
             return
-        tokens = accepted + 1
         if depth:
             self._rates.observe(depth, accepted)
         else:
-            self._plain += 1
-            if self._base == 0 and not looking and self._cold == 0 and self._plain < _STRIDE:
-                return
-            tokens, self._plain = self._plain, 0
             self._rates.pass_by(tokens)
             times = self._without_keeping(times, tokens)
         if depth == self._last:
@@ -213,6 +219,8 @@ class DepthController:
         if self.ready:
             self._keeping += _OWN * (times.inject / times.total - self._keeping)
             self._cold = max(0, self._cold - tokens)
+            if self._base == 0 and self._keeping > _KEEP_SHARE:
+                self._look = (self._look[0] + tokens * times.inject / self._scale, self._look[1])
         return Times(times.total - times.inject, 0.0, 0.0, times.verify)
 
     def _learn_cost(self, depth: int, times: Times) -> None:
@@ -255,7 +263,7 @@ class DepthController:
         self._debt += max(0.0, seconds - tokens / speeds[self._base])
 
     def _may_look(self) -> bool:
-        return self._debt <= 0.0 and self._since >= _PROBE_TOKENS
+        return self._woken or (self._debt <= 0.0 and self._since >= _PROBE_TOKENS)
 
     def _speeds(self) -> dict[int, float]:
         tokens = self._rates.expected()
@@ -282,12 +290,16 @@ class DepthController:
         promising = speeds[best] > (1 + _HYSTERESIS) * speeds[self._base]
         if promising and self._costs[best].known and (best == 0 or self._drafts_can_be_tried()):
             self._base = best
-        self._settle(speeds)
+            self._settled = False
+        if self._cold == 0:
+            self._settle(speeds)
         look = best if promising else self._other(speeds) if self._may_look() else self._base
         if look == self._base:
-            if look == 0 and self._since >= _PROBE_TOKENS and self._keeping > _KEEP_SHARE:
+            self._settled = self._settled or self._since >= _PROBE_TOKENS
+            if look == 0 and self._settled and self._keeping > _KEEP_SHARE:
                 self.ready = False
         elif look == 0 or self._drafts_can_be_tried():  # in vain for a known depth while the drafter starts anew
+            self._woken = False
             self._queue.extend([look] * _PROBE_CYCLES)
 
     def _drafts_can_be_tried(self) -> bool:
@@ -296,7 +308,7 @@ class DepthController:
 
     def _wake(self) -> None:
         if not self.ready:
-            self.ready = True
+            self.ready = self._woken = True
             self._cold = self._warm
 
     def _other(self, speeds: dict[int, float]) -> int:

@@ -47,6 +47,7 @@ class DFlashLlama(LlamaCalls):
         drafter_path: str | Path,
         *,
         depth: Depth | None = "auto",
+        draft_block: int | None = None,
         verify: Verify = "coupled",
         auto_disable: bool = True,
         n_gpu_layers_draft: int | None = None,
@@ -65,6 +66,8 @@ class DFlashLlama(LlamaCalls):
             depth: draft tokens verified per cycle, 0 (no drafting) to block size - 1; None is as many as `n_batch`
                 allows. "auto" finds the fastest while it generates, none included; a request with a seed and
                 verify="rejection" has the largest then, since its tokens depend on it.
+            draft_block: rows of a draft pass at a fixed depth, 2 to block size; by default all the drafter was trained
+                for, though fewer drafts are verified. depth="auto" drafts fewer where that saves more than it loses.
             verify: how a sampled request chooses and verifies tokens. Every way draws from the target's distribution
                 after the whole sampler chain. "coupled": target and drafts share noise made from the seed, so that
                 a seed gives the same text at every depth, 0 included. "rejection": speculative sampling; accepts a
@@ -99,6 +102,8 @@ class DFlashLlama(LlamaCalls):
         most = self._default_depth(spec, llama_kwargs) if depth in (None, "auto") else depth
         if type(most) is not int:
             raise Dflash2Error(f'depth must be "auto", None or a whole number, got {depth!r}.')
+        if draft_block is not None and not 2 <= draft_block <= spec.block_size:
+            raise Dflash2Error(f"draft_block must lie in 2..{spec.block_size} for this drafter, got {draft_block!r}.")
         check_ubatch(llama_kwargs, most, snapshots=spec.target_keeps_snapshots)
         self._n_rs_seq = max(most, 0) if spec.target_keeps_snapshots else 0
         llama_kwargs.setdefault("flash_attn", True)
@@ -122,6 +127,7 @@ class DFlashLlama(LlamaCalls):
         self._detokenizer = Detokenizer(_pieces(self._model, self._n_vocab), self.token_bos())
         self.drafter_path = str(drafter_path)
         self._drafter_options = {
+            "draft_block": draft_block,
             "n_gpu_layers_draft": n_gpu_layers_draft,
             "device_draft": device_draft,
             "type_k_draft": type_k_draft,
@@ -154,6 +160,8 @@ class DFlashLlama(LlamaCalls):
             swa_full=self.context_params.swa_full,
             checkpoints=CheckpointLimits(ctx_checkpoints, checkpoint_min_step),
         )
+        if draft_block is not None:
+            self._session.draft_block = draft_block
         self._stack.callback(self._session.close)  # last in, first out: the drafter goes before the target
         _clear_together(self._ctx, self._session)
 

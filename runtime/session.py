@@ -38,6 +38,7 @@ class Session:
         injected: the drafter holds injected positions up to here.
         noise, block: the drafter's input [B] and what is verified [B]; the first entry of both is the anchor.
         features: scratch of `inject`, [rows per call, feature width].
+        draft_block: rows of a draft pass at a fixed depth, or more if the depth needs more.
         on_cycle: called with a CycleRecord after every cycle.
     """
 
@@ -67,6 +68,7 @@ class Session:
         self.auto_disable = auto_disable
         self.recorder = Recorder(spec.block_size)
         self.on_cycle: Callable[[CycleRecord], None] | None = None
+        self.draft_block = spec.block_size
         self.length = self.injected = 0
         self.noise: IntArray = np.full(spec.block_size, spec.mask_token, np.int32)
         self.block: IntArray = np.zeros(spec.block_size, np.int32)
@@ -74,7 +76,8 @@ class Session:
         self._surplus = 0
         self._held = 0  # rows of `features` to be injected behind the present ones
         self._tapped = self._pinned = False
-        self._step = PLAIN
+        self._coasting = False
+        self._coast = self._coasted = 0  # plain tokens to come, and gone by, that are not planned
         self._suspended = False
         self._depth: Depth = 0
         self._controller: DepthController | None = None
@@ -151,6 +154,7 @@ class Session:
             )
         self._depth = depth
         self._suspended = self._pinned = False
+        self._coast = self._coasted = 0
         self._pending = (0, 0, 0)
         self._held = 0
         if depth == "auto" and most > 0:
@@ -175,6 +179,7 @@ class Session:
     def pin(self, pinned: bool) -> None:
         """Note whether the request to come promises its tokens only if the depth is always the same."""
         self._pinned = pinned
+        self._coast = self._coasted = 0
         if self.injecting != self._tapped:
             self._pending = (0, 0, 0)
             self._tap()
@@ -184,20 +189,23 @@ class Session:
         room = self.n_ctx - position - 1
         if room < 0:
             raise ContextLimitError(f"the context of {self.n_ctx} tokens is full; raise n_ctx or shorten the prompt.")
+        self._coasting = self._coast > 0
+        if self._coasting:
+            self._coast -= 1
+            return PLAIN
         step = self._choose() if self.drafting else PLAIN
         if self.injecting != self._tapped:
             self._pending = (0, 0, 0)  # its features were not kept
             self._tap()
         if step.depth > room:
             step = Step(room, step.block) if room else PLAIN
-        self._step = step
         return step
 
     def _choose(self) -> Step:
         if self._controller is None:
             assert isinstance(self._depth, int)
             plain = self._watchdog.wants_plain and self.auto_disable and not self._pinned
-            return PLAIN if plain else Step(self._depth, self.spec.block_size)
+            return PLAIN if plain else Step(self._depth, max(self.draft_block, self._depth + 1))
         if self._pinned or (self._watchdog.doubtful and self._controller.ready):
             return self._controller.most()
         return self._controller.plan()
@@ -402,7 +410,10 @@ class Session:
         if kept != accepted + 1:  # broken off
             return
         if self._controller is not None and not self._pinned:
-            self._controller.observe(len(block) - 1, accepted, times)
+            if self._coasting:
+                return
+            self._controller.observe(len(block) - 1, accepted, times, self._coasted)
+            self._coast = self._coasted = self._controller.coast()
         if not self.drafting:
             return
         watch = self._watchdog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
@@ -70,10 +70,15 @@ class CycleRecord:
 
 
 class Recorder:
-    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages."""
+    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages.
 
-    def __init__(self, block_size: int) -> None:
+    Attributes:
+        clock: seconds that count.
+    """
+
+    def __init__(self, block_size: int, clock: Callable[[], float] = perf_counter) -> None:
         self._block_size = block_size
+        self.clock = clock
         self.reset()
 
     def reset(self) -> None:
@@ -85,17 +90,20 @@ class Recorder:
         self._accepted_at = np.zeros(self._block_size - 1, np.int64)
         self._at_depth = np.zeros(self._block_size, np.int64)
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._busy = 0.0  # of all stages but `host`
         self._before = self._times()
-        self._last = perf_counter()
+        self._last = self.clock()
 
     def start(self) -> None:
         """Forget the time since the last lap."""
-        self._last = perf_counter()
+        self._last = self.clock()
 
     def lap(self, stage: str) -> None:
         """Charge the time since the last lap to `stage`."""
-        now = perf_counter()
+        now = self.clock()
         self._seconds[stage] += now - self._last
+        if stage != "host":
+            self._busy += now - self._last
         self._last = now
 
     def cycle(self, drafted: int, accepted: int) -> Times:
@@ -105,19 +113,13 @@ class Recorder:
         if drafted:
             self._drafted_at[:drafted] += 1
             self._accepted_at[:accepted] += 1
-        now, before = self._times(), self._before
+        (a, b, c, d), (e, f, g, h) = now, _ = self._times(), self._before
         self._before = now
-        return Times(
-            now.total - before.total,
-            now.inject - before.inject,
-            now.draft - before.draft,
-            now.verify - before.verify,
-        )
+        return Times(a - e, b - f, c - g, d - h)
 
-    def _times(self) -> Times:
+    def _times(self) -> tuple[float, float, float, float]:
         seconds = self._seconds
-        total = sum(seconds.values()) - seconds["host"]
-        return Times(total, seconds["inject"], seconds["draft"], seconds["verify"])
+        return self._busy, seconds["inject"], seconds["draft"], seconds["verify"]
 
     def snapshot(self) -> DraftStats:
         """The counts as they are now."""

@@ -241,7 +241,8 @@ def checkpoint(request, drafter_dir, drafter_v1_dir) -> Path:
 
 def run(target: Path, drafter: Path, prompts: list[str], n_tokens: int = 100) -> tuple[list, list, list]:
     """Tokens without drafting, tokens with it, and its cycles."""
-    llm = DFlashLlama(target, drafter, n_ctx=512, n_threads=1, n_threads_batch=1, auto_disable=False, verbose=False)
+    options = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    llm = DFlashLlama(target, drafter, depth=None, auto_disable=False, **options)
     depth, cycles, outputs = llm.depth, [], {}
     llm.on_cycle = cycles.append
     for llm.depth in (0, depth):

@@ -99,7 +99,9 @@ def test_snapshots_are_as_many_as_the_depth_needs_and_only_where_llama_cpp_keeps
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_small_batches_step_back_too(targets, drafters, kind):
     sizes = {"n_batch": 24, "n_ubatch": 12}
-    drafted = DFlashLlama(targets[kind], drafters(kind, "copying"), auto_disable=False, **{**EXACT, **sizes})
+    drafted = DFlashLlama(
+        targets[kind], drafters(kind, "copying"), depth=None, auto_disable=False, **{**EXACT, **sizes}
+    )
     plain = Llama(str(targets[kind]), **{**EXACT, **sizes})
     prompt = [*PROMPT, *range(60, 120)]
     assert take(drafted, prompt, 100) == take(plain, prompt, 100)

@@ -32,7 +32,7 @@ def pair(request, tmp_path_factory):
     plain = Llama(str(target), **options)
     expected = take(plain, PROMPT, N_TOKENS)
     plain.close()
-    llama = DFlashLlama(target, drafter, auto_disable=False, **options)
+    llama = DFlashLlama(target, drafter, depth=None, auto_disable=False, **options)
     yield llama, expected
     assert llama.stats.accepted > 0
     llama.close()

@@ -19,6 +19,7 @@ from dflash2.native.options import ContextOptions, Outputs
 
 # `LLAMA_STATE_SEQ_FLAGS_*`: everything, or only what cannot be cut at a position.
 _WHOLE, _PART = 0, 1
+_FEW = 16  # tokens, whose least and largest a list gives sooner than an array
 
 
 class Context:
@@ -114,11 +115,11 @@ class Context:
         """Evaluate `tokens` [n] at positions `start`...; raises NativeError, then memory is as `truncate` leaves it."""
         n = len(tokens)
         self._check_rows(n)
-        listed = tokens.tolist()  # for a block, a fifth of the time of numpy's reductions
-        if min(listed) < 0 or max(listed) >= self.n_vocab:
-            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {min(listed)}..{max(listed)}.")
+        ends = tokens.tolist() if n <= _FEW else (tokens.min(), tokens.max())
+        if min(ends) < 0 or max(ends) >= self.n_vocab:
+            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {min(ends)}..{max(ends)}.")
         self._run(self._batch.of_tokens(tokens, start, outputs), start, n)
-        self._outputs = {Outputs.NONE: 0, Outputs.LAST: 1, Outputs.ALL: n}[outputs]
+        self._outputs = n if outputs is Outputs.ALL else int(outputs is Outputs.LAST)
 
     def decode_features(self, features: FloatArray, start: int) -> None:
         """Inject `features` [n, feature_width] at positions `start`...; raises NativeError."""
