@@ -235,7 +235,7 @@ CASES: dict[str, Case] = {
     "generation after close": Case(
         "NativeError",
         "closed",
-        call="g = llm.generate([5], temp=0.0); next(g); llm.close(); assert not list(g); next(llm.generate([5], temp=0.0))",
+        call="g = llm.generate([5]); next(g); llm.close(); assert not list(g); next(llm.generate([5]))",
     ),
     "state of another shape": Case(
         "NativeError",
