@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from dflash2.runtime import DFlashLlama, DraftStats
 
@@ -36,7 +36,7 @@ def prompt_tokens(llm: DFlashLlama, prompts: Sequence[str]) -> list[list[int]]:
     return [llm.tokenize(prompt.encode()) for prompt in prompts]
 
 
-def greedy_run(llm: DFlashLlama, prompt: Sequence[int], n_tokens: int, depth: int) -> Run:
+def greedy_run(llm: DFlashLlama, prompt: Sequence[int], n_tokens: int, depth: int | Literal["auto"]) -> Run:
     """Generate `n_tokens` greedily from an empty memory, with `depth` draft tokens per cycle (0: no drafting)."""
     llm.reset()
     llm.depth = depth
