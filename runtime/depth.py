@@ -30,9 +30,11 @@ _FEW = 3  # timed cycles that make a cost known
 # What a cycle's cost counts: for its own depth, and for all of them, since a busy machine and a long context slow all.
 _OWN, _ALL = 0.06, 0.15
 _CLIP = 2.0  # one cycle counts as this many times the usual cost at most, or that part of it at least
-_RECENT, _PAST = 256.0, 4096.0  # tokens after which an observation of acceptance counts half
-_PRIOR, _PRIOR_WEIGHT = 0.6, 2.0
-_RECENT_WEIGHT = 4.0
+_RECENT, _PAST = 256.0, 1024.0  # tokens after which an observation of acceptance counts half
+_PRIOR, _PRIOR_WEIGHT = 0.6, 4.0
+_RECENT_WEIGHT = 6.0
+# More looks at the largest depth in the beginning, which tells of all positions, unless that is hopeless.
+_FIRST_LOOKS, _HOPEFUL = 3, 0.8
 
 
 class Step(NamedTuple):
@@ -146,6 +148,7 @@ class DepthController:
         self._woken = False  # whether the drafter starts anew for a look that is due
         self._undecided = _STRIDE  # tokens since the last decision
         self._turn = 0
+        self._first_looks = _FIRST_LOOKS
         self._keeping = 0.0  # share of a plain token's time that `ready` takes
         self._warm = min(window or _WARM_TOKENS, _WARM_TOKENS)
         self._cold = 0  # tokens to be injected before drafts can be tried
@@ -287,6 +290,11 @@ class DepthController:
         """Change the depth, or look at another one, if there is reason to."""
         speeds = self._speeds()
         best = max(speeds, key=speeds.__getitem__)
+        if self._first_looks and speeds[self._depths[-1]] > _HOPEFUL * speeds[0]:
+            self._first_looks -= 1
+            self._queue.extend([self._depths[-1]] * _PROBE_CYCLES)
+            return
+        self._first_looks = 0
         promising = speeds[best] > (1 + _HYSTERESIS) * speeds[self._base]
         if promising and self._costs[best].known and (best == 0 or self._drafts_can_be_tried()):
             self._base = best

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash2.errors import Dflash2Error
 from dflash2.runtime.llama_compat import DFlashLlama
@@ -40,7 +40,9 @@ class PairSettings(ModelSettings):
     hf_drafter_repo_id: str | None = Field(
         default=None, description="Hub id of the drafter, if it is to be downloaded."
     )
-    depth: int | None = Field(default=None, description="Draft tokens verified per cycle; 0: none.")
+    depth: int | Literal["auto"] = Field(
+        default="auto", description="Draft tokens verified per cycle; 0: none, auto: the fastest."
+    )
     verify: Verify = Field(default="coupled", description="How sampled requests are verified.")
     flash_attn: bool = Field(default=True, description="Whether to use flash attention.")
     logits_all: bool = Field(default=False, description="Whether to keep the logits of every token.")

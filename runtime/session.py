@@ -387,8 +387,10 @@ class Session:
 
     def _flush(self) -> None:
         if self._held:
-            self.drafter.decode_features(self.features[: self._held], self.injected)
-            self.injected, self._held = self.injected + self._held, 0
+            # Given up first: if an interrupt comes in between, positions no longer follow, and the drafter starts anew.
+            held, self._held = self._held, 0
+            self.drafter.decode_features(self.features[:held], self.injected)
+            self.injected += held
 
     @property
     def surplus(self) -> int:

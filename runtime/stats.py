@@ -38,10 +38,10 @@ class DraftStats:
     emitted: int
     accepted_at: tuple[int, ...]
     drafted_at: tuple[int, ...]
-    at_depth: tuple[int, ...]
     seconds: Mapping[str, float]
     prompt_tokens: int
     prompt_seconds: float
+    at_depth: tuple[int, ...] = ()
 
     @property
     def accepted_length(self) -> float:
