@@ -32,7 +32,7 @@ def test_every_json_field_is_documented(pair):
 
 
 def test_every_check_is_documented():
-    sources = [(ROOT / "converter" / name).read_text() for name in ("drafter_checks.py", "pairing.py")]
+    sources = [(ROOT / "converter" / "checking" / name).read_text() for name in ("drafter_checks.py", "pairing.py")]
     made = set(re.findall(r"\b(?:ok|error|warning|make)\(\s*\"([a-z0-9_]+)\"", "\n".join(sources)))
     documented = set(re.findall(r"`([a-z0-9_]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", DOCS, re.M))))
     assert len(made) > 25
