@@ -31,15 +31,15 @@ _TARGET, _DRAFT, _ACCEPT = 0, 1, 2
 
 
 class Rule(Protocol):
-    """A way to choose tokens.
+    """A way to choose tokens."""
 
-    Attributes:
-        chance: how `select` draws drafts; None for the argmax.
-        fixes_depth: whether a seed was given that promises its tokens only while each cycle verifies as many drafts.
-    """
+    @property
+    def chance(self) -> Chance | None:
+        """How `select` draws drafts; None for the argmax."""
 
-    chance: Chance | None
-    fixes_depth: bool
+    @property
+    def fixes_depth(self) -> bool:
+        """Whether a seed was given that promises its tokens only while each cycle verifies as many drafts."""
 
     def choose(self, logits: FloatArray, position: int, draft: Draft | None) -> int:
         """The token for `position`, after the row `logits` [vocabulary]; accepted by the chain.

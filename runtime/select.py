@@ -89,7 +89,7 @@ def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | Non
         return Proposal(rows[np.arange(n), path].astype(np.int32))
     ids = rows[:, :top_k].astype(np.int32)
     scores = scores / np.float32(chance.temperature)
-    noise = chance.noise.gumbel(np.arange(position, position + n), ids)
+    noise = chance.noise.gumbel(np.arange(position, position + n, dtype=np.int32), ids)
     path = _walk(scores + noise[:, None, :])
     at = np.arange(n)
     return Proposal(ids[at, path], ids, scores[at, [0, *path[:-1]]] if n else scores[:, 0])
