@@ -233,7 +233,9 @@ CASES: dict[str, Case] = {
     "depth set too high": Case("Dflash2Error", "depth", call="llm.depth = 50"),
     "use after close": Case("NativeError", "closed", call="llm.close(); llm.eval([5])"),
     "generation after close": Case(
-        "NativeError", "closed", call="g = llm.generate([5], temp=0.0); next(g); llm.close(); next(g)"
+        "NativeError",
+        "closed",
+        call="g = llm.generate([5]); next(g); llm.close(); assert not list(g); next(llm.generate([5]))",
     ),
     "state of another shape": Case(
         "NativeError",
