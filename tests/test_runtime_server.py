@@ -23,7 +23,7 @@ from dflash2.runtime.server import PairSettings, ServerSettings, create_app
 target, drafter, port, interrupt = sys.argv[1:]
 common = dict(model=target, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, chat_format="chatml")
 models = [
-    PairSettings(model_alias="pair", drafter=drafter, verify="match", **common),
+    PairSettings(model_alias="pair", drafter=drafter, depth=7, verify="match", **common),
     PairSettings(model_alias="alone", **common),
 ]
 app = create_app(models, ServerSettings(interrupt_requests=True) if interrupt == "yes" else None)
