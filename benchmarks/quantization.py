@@ -151,7 +151,7 @@ def draft(target: Path, drafter: Path, prompts: Sequence[str], options: argparse
     kwargs = {"n_ctx": 512, "n_threads": options.threads, "n_threads_batch": options.threads, "verbose": False}
     # As every measurement of the demo pair: with this cache the target's logits do not depend on the batch.
     cache = {"type_k": GGMLQuantizationType.Q8_0, "type_v": GGMLQuantizationType.Q8_0}
-    with closing(DFlashLlama(target, drafter, auto_disable=False, **kwargs, **cache)) as llm:
+    with closing(DFlashLlama(target, drafter, depth=None, auto_disable=False, **kwargs, **cache)) as llm:
         for prompt in prompts:
             llm.reset()
             llm.reset_stats()

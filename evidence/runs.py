@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dflash2.runtime import DFlashLlama, DraftStats
+from dflash2.runtime import Depth, DFlashLlama, DraftStats
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Run:
 @contextmanager
 def opened(target: Path, drafter: Path, llama_kwargs: dict[str, Any]) -> Iterator[DFlashLlama]:
     """The pair, closed at the end; drafting stays on however badly it does, since that is what is asked about."""
-    llm = DFlashLlama(target, drafter, auto_disable=False, **{"verbose": False, **llama_kwargs})
+    llm = DFlashLlama(target, drafter, auto_disable=False, **{"verbose": False, "depth": None, **llama_kwargs})
     try:
         yield llm
     finally:
@@ -36,7 +36,7 @@ def prompt_tokens(llm: DFlashLlama, prompts: Sequence[str]) -> list[list[int]]:
     return [llm.tokenize(prompt.encode()) for prompt in prompts]
 
 
-def greedy_run(llm: DFlashLlama, prompt: Sequence[int], n_tokens: int, depth: int) -> Run:
+def greedy_run(llm: DFlashLlama, prompt: Sequence[int], n_tokens: int, depth: Depth) -> Run:
     """Generate `n_tokens` greedily from an empty memory, with `depth` draft tokens per cycle (0: no drafting)."""
     llm.reset()
     llm.depth = depth

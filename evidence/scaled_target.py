@@ -24,11 +24,12 @@ from dflash2.cache import cache_folder
 from dflash2.errors import GGUFError
 from dflash2.gguf_info import GGUFInfo, MetadataValue, TensorInfo, ValueType, read_gguf_info
 
-WeightType = Literal["f16", "q8_0", "f32"]
+WeightType = Literal["f16", "q8_0", "q4_0", "f32"]
 
 _TYPES = {
     "f16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
     "q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": (GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
 }
 _ARCHITECTURES = ("qwen3",)

@@ -6,12 +6,19 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from dflash2.native import FloatArray, IntArray
+from dflash2.runtime.select import Chance, Draft, Proposal
 
 
 class Request(Protocol):
-    """The caller's side of a generation: where it stands and how it chooses tokens."""
+    """The caller's side of a generation: where it stands and how it chooses tokens.
+
+    Attributes:
+        greedy: whether every token is the argmax of its row.
+        chance: how drafts are drawn; None for the argmax.
+    """
 
     greedy: bool
+    chance: Chance | None
 
     @property
     def position(self) -> int:
@@ -20,8 +27,8 @@ class Request(Protocol):
     def advance(self, token: int, row: int) -> None:
         """Note that `token` is processed, as row `row` of the target's last batch: `position` grows by one."""
 
-    def choose(self) -> int:
-        """The target's token after the row last advanced over; called at most once per row."""
+    def choose(self, draft: Draft | None) -> int:
+        """The target's token after the row last advanced over, where `draft` was proposed; once per row at most."""
 
 
 class Acceptance:
@@ -32,8 +39,10 @@ class Acceptance:
     samplers, penalties and the caller may look at what was accepted.
     """
 
-    def __init__(self, block: IntArray, logits: FloatArray, request: Request) -> None:
+    def __init__(self, block: IntArray, logits: FloatArray, request: Request, proposal: Proposal) -> None:
+        """Judge `block` [w], the anchor and the first w - 1 tokens of `proposal`, by `logits` [w, vocabulary]."""
         self._block = block.tolist()
+        self._proposal = proposal
         self._request = request
         self.accepted = 0
         self._tokens = self._judge_greedy(logits) if request.greedy else None
@@ -51,8 +60,9 @@ class Acceptance:
             return
         for row, processed in enumerate(self._block):
             self._request.advance(processed, row)
-            token = self._request.choose()
-            holds = row + 1 < len(self._block) and token == self._block[row + 1]
+            drafted = row + 1 < len(self._block)
+            token = self._request.choose(self._proposal.draft(row) if drafted else None)
+            holds = drafted and token == self._block[row + 1]
             self.accepted += holds
             yield token
             if not holds:

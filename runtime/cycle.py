@@ -6,45 +6,47 @@ from collections.abc import Generator
 
 from dflash2.runtime.accept import Acceptance, Request
 from dflash2.runtime.draft import draft
-from dflash2.runtime.inject import inject
 from dflash2.runtime.rollback import rollback
-from dflash2.runtime.select import select
+from dflash2.runtime.select import NOTHING, select
 from dflash2.runtime.session import Session
 from dflash2.runtime.verify import verify
 
 
 def cycles(session: Session, anchor: int, request: Request) -> Generator[int, None, None]:
-    """Yield the tokens that follow `anchor`, chosen but not yet processed, until drafting is switched off.
+    """Yield the tokens that follow `anchor`, chosen but not yet processed; a cycle may do without drafts.
 
     Between two tokens the target holds exactly `request.position` accepted ones, plus rows that the next
     evaluation drops; closing the iterator at any token leaves the session ready for the next request.
     Raises ContextLimitError when no token fits any more, and NativeError.
     """
     spec, clock = session.spec, session.recorder
-    while session.drafting:
+    while True:
         position = request.position
-        width = 1 + session.depth_at(position)
+        step = session.plan(position)
         session.noise[0] = session.block[0] = anchor
         clock.start()
 
-        first, n, start = session.take_pending()
-        inject(session.target, session.drafter, session.features, first=first, n=n, position=start)
-        session.injected = position
+        session.inject(now=step.depth > 0)
+        session.checkpoint_if_due()
         clock.lap("inject")
 
-        noise = session.noise[: session.drafter.n_ctx - position]
-        rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
-        clock.lap("draft")
+        proposal, saved = NOTHING, None
+        if step.depth:
+            noise = session.noise[: min(step.block, session.drafter.n_ctx - position)]
+            rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
+            clock.lap("draft")
 
-        session.block[1 : len(noise)] = select(rows, spec.top_k)
-        block = session.block[:width]
-        clock.lap("select")
+            proposal = select(rows, spec.top_k, position + 1, request.chance)
+            session.block[1 : len(noise)] = proposal.tokens
+            saved = session.saved_for_rollback()
+            clock.lap("select")
 
-        session.length = position + width
+        block = session.block[: 1 + step.depth]
+        session.length = position + len(block)
         logits = verify(session.target, block, position)
         clock.lap("verify")
 
-        acceptance = Acceptance(block, logits, request)
+        acceptance = Acceptance(block, logits, request, proposal)
         try:
             for token in acceptance:
                 clock.lap("accept")
@@ -53,13 +55,16 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
                 anchor = token
         finally:
             clock.start()
-            kept = request.position - position
-            rollback(
-                session.target,
-                session.drafter,
-                position=request.position,
-                rejected=width - kept,
-                injected=session.injected,
-            )
+            kept, surplus = request.position - position, 0
+            if step.depth or not kept:
+                surplus = rollback(
+                    session.target,
+                    session.drafter,
+                    block=block,
+                    position=position,
+                    kept=kept,
+                    injected=session.injected,
+                    saved=saved,
+                )
             clock.lap("rollback")
-            session.finish(position, block, acceptance.accepted, kept)
+            session.finish(position, block, acceptance.accepted, kept, surplus)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dflash2.constants import (
     DRAFTER_ARCHITECTURE,
     FINAL_TAP_ARCHITECTURES,
     FORK_DRAFTER_ARCHITECTURES,
+    SNAPSHOT_ARCHITECTURES,
     TAPPABLE_ARCHITECTURES,
 )
 from dflash2.errors import TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
+from dflash2.runtime.checks import check_drafter, check_header
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,11 @@ class DrafterSpec:
         top_k: candidates per row of the selector's lattice; 0 for a drafter without selector (v1).
         window: positions an attention layer looks back, when every layer is windowed; None otherwise.
         causal: whether a row of the block sees only earlier rows.
+        mixed_causality: whether the file asks for something else in the sliding layers, which stock llama.cpp ignores.
         hidden_size: width of a layer input, the same for target and drafter.
+        shares_head: whether embeddings or head are the target's.
+        target_layers: layers of the target, its own multi-token-prediction layers left out.
+        target_keeps_snapshots: whether the target has a recurrent state that steps back by snapshots.
     """
 
     block_size: int
@@ -37,7 +41,11 @@ class DrafterSpec:
     top_k: int
     window: int | None
     causal: bool
+    mixed_causality: bool
     hidden_size: int
+    shares_head: bool
+    target_layers: int
+    target_keeps_snapshots: bool
 
     @property
     def feature_width(self) -> int:
@@ -49,9 +57,10 @@ def read_pair(target: Path, drafter: Path) -> DrafterSpec:
     """Read both headers and check the pair; raises GGUFError or TargetMismatchError."""
     target_info, drafter_info = read_gguf_info(target), read_gguf_info(drafter)
     _check_architectures(target_info, drafter_info)
-    spec = _read_drafter(drafter_info)
+    check_header(target_info)
+    check_header(drafter_info)
+    spec = _read_drafter(drafter_info, target_info)
     _check_sizes(target_info, drafter_info, spec)
-    _check_draft_vocabulary(drafter_info, spec.top_k)
     return spec
 
 
@@ -74,7 +83,7 @@ def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
         )
 
 
-def _read_drafter(info: GGUFInfo) -> DrafterSpec:
+def _read_drafter(info: GGUFInfo, target: GGUFInfo) -> DrafterSpec:
     top_k = info.integer(info.own("selector_top_k")) or 0
     if (top_k > 0) != ("selector_hidden.weight" in info.tensor_names):
         raise TargetMismatchError(f"{info.path} holds half a selector; convert the checkpoint again.")
@@ -82,14 +91,19 @@ def _read_drafter(info: GGUFInfo) -> DrafterSpec:
         raise TargetMismatchError(
             f"{info.path} is a DSpark drafter; llama-server runs it with --spec-type draft-dspark."
         )
+    causal = info.metadata.get(info.own("attention.causal")) is True
     return DrafterSpec(
         block_size=_required(info, info.own("block_size"), least=2),
         mask_token=_required(info, "tokenizer.ggml.mask_token_id", least=0),
         taps=_taps(info),
         top_k=top_k,
         window=_window(info),
-        causal=info.metadata.get(info.own("attention.causal")) is True,
+        causal=causal,
+        mixed_causality=info.metadata.get(info.own("attention.causal_swa"), causal) is not causal,
         hidden_size=_required(info, info.own("embedding_length"), least=1),
+        shares_head=not {"token_embd.weight", "output.weight"} <= info.tensor_names,
+        target_layers=_layers(target),
+        target_keeps_snapshots=target.architecture in SNAPSHOT_ARCHITECTURES,
     )
 
 
@@ -127,13 +141,12 @@ def _check_sizes(target: GGUFInfo, drafter: GGUFInfo, spec: DrafterSpec) -> None
             f"{drafter.path} has a vocabulary of {drafter_tokens} tokens, {target.path} of {target_tokens}; "
             "convert the drafter again with this target."
         )
+    check_drafter(drafter, drafter_tokens, spec.top_k)
     if spec.mask_token >= target_tokens:
         raise TargetMismatchError(
             f"{drafter.path}: the mask token {spec.mask_token} is outside the vocabulary of {target_tokens} tokens."
         )
-    layers = _required(target, target.own("block_count"), least=1)
-    layers -= target.integer(target.own("nextn_predict_layers")) or 0
-    last = layers if target.architecture in FINAL_TAP_ARCHITECTURES else layers - 1
+    last = spec.target_layers - (target.architecture not in FINAL_TAP_ARCHITECTURES)
     beyond = [tap for tap in spec.taps if not 0 <= tap <= last]
     if beyond:
         raise TargetMismatchError(
@@ -142,28 +155,13 @@ def _check_sizes(target: GGUFInfo, drafter: GGUFInfo, spec: DrafterSpec) -> None
         )
 
 
+def _layers(target: GGUFInfo) -> int:
+    layers = _required(target, target.own("block_count"), least=1)
+    return layers - (target.integer(target.own("nextn_predict_layers")) or 0)
+
+
 def _vocabulary_size(info: GGUFInfo) -> int:
     tokens = info.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, tuple):
         raise TargetMismatchError(f"{info.path} holds no vocabulary (tokenizer.ggml.tokens); convert it again.")
     return len(tokens)
-
-
-def _check_draft_vocabulary(info: GGUFInfo, top_k: int) -> None:
-    """Of a trimmed head: what llama.cpp asserts of its rows and of the tokens they stand for."""
-    if "d2t" not in info.tensor_names:
-        return
-    rows, vocab_size = info.tensor("d2t"), _vocabulary_size(info)
-    problem = None
-    if rows.type_name != "I64":
-        problem = f"d2t is stored as {rows.type_name}, not I64"
-    elif not {"output.weight", "token_embd.weight"} & info.tensor_names:
-        problem = "it has d2t, but no head of its own (output.weight)"
-    elif not max(top_k, 1) <= rows.shape[0] <= vocab_size:
-        problem = f"d2t has {rows.shape[0]} rows, for {top_k} candidates per position of {vocab_size} tokens"
-    else:
-        tokens = np.fromfile(info.path, "<i8", rows.shape[0], offset=rows.offset)
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
-            problem = f"d2t names tokens {tokens.min()}..{tokens.max()} of a vocabulary of {vocab_size}"
-    if problem:
-        raise TargetMismatchError(f"{info.path} cannot draft: {problem}; convert the checkpoint again.")

@@ -2,28 +2,118 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
-from dflash2.native import FloatArray, IntArray
+from dflash2.native import FloatArray, IntArray, top_candidates
+from dflash2.runtime.noise import Noise
+
+_V1_CANDIDATES = 16  # per position, of a drafter without selector
 
 
-def select(rows: FloatArray, top_k: int) -> IntArray:
-    """Proposed tokens [B - 1] from the drafter's `rows`.
+@dataclass(frozen=True)
+class Chance:
+    """How drafts are drawn: at `temperature`, with this `noise`.
+
+    `coupled`: the target's tokens are drawn with the same noise.
+    """
+
+    noise: Noise
+    temperature: float
+    coupled: bool
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One proposed `token`, and its rivals: candidates `ids` [K] with `scores` S / T [K]; None if it had none."""
+
+    token: int
+    ids: IntArray | None = None
+    scores: FloatArray | None = None
+
+    @property
+    def q(self) -> tuple[IntArray, npt.NDArray[np.float64]]:
+        """What the token was drawn from: candidates [K] and their probabilities [K], softmax(S / T)."""
+        if self.ids is None or self.scores is None:
+            return np.array([self.token], np.int32), np.ones(1)
+        weights = np.exp((self.scores - self.scores.max()).astype(np.float64))
+        return self.ids, weights / weights.sum()
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a draft pass proposes.
+
+    Attributes:
+        tokens: the path, [n].
+        ids, scores: the candidates of each position, and S / T of them after the path's predecessor, both [n, K];
+            None if nothing was drawn.
+    """
+
+    tokens: IntArray
+    ids: IntArray | None = None
+    scores: FloatArray | None = None
+
+    def draft(self, row: int) -> Draft:
+        """The proposal for one position."""
+        token = int(self.tokens[row])
+        if self.ids is None or self.scores is None:
+            return Draft(token)
+        return Draft(token, self.ids[row], self.scores[row])
+
+    def part(self, rows: slice) -> Proposal:
+        """These positions alone."""
+        if self.ids is None or self.scores is None:
+            return Proposal(self.tokens[rows])
+        return Proposal(self.tokens[rows], self.ids[rows], self.scores[rows])
+
+
+NOTHING = Proposal(np.zeros(0, np.int32))
+
+
+def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | None = None) -> Proposal:
+    """Proposed tokens [B - 1] from the drafter's `rows`; the first one will stand at `position`.
 
     With a selector (`top_k` = K > 0) a row holds K candidate ids as floats, then scores S(a, b) as K x K,
-    predecessor-major, then padding; in the first row every predecessor is the anchor. The walk is greedy, not
-    Viterbi: b = argmax_b S(a, b), then a = b (`CandidateSelector.select` of the reference at temperature 0).
-    Without a selector (K = 0) each row holds logits, and the proposal is their argmax.
+    predecessor-major, then padding; in the first row every predecessor is the anchor. The walk goes row by row, it is
+    not Viterbi: b = argmax_b S(a, b), then a = b (`CandidateSelector.select` of the reference). With `chance`,
+    b = argmax_b S(a, b) / T + g, which draws b from softmax(S / T).
+    Without a selector (K = 0) each row holds logits, and the proposal is their argmax; where the target's tokens are
+    drawn with the same noise, argmax of logits / T + g (measured: 3% to 11% more accepted at T = 1, 1% at T = 0.6).
     """
     if top_k == 0:
-        best_tokens: IntArray = rows.argmax(axis=1).astype(np.int32)
-        return best_tokens
+        return _select_apart(rows, position, chance)
     n = len(rows)
     scores = rows[:, top_k : top_k + top_k * top_k].reshape(n, top_k, top_k)
-    best = scores.argmax(axis=2).tolist()
+    if chance is None:
+        path = _walk(scores)
+        return Proposal(rows[np.arange(n), path].astype(np.int32))
+    ids = rows[:, :top_k].astype(np.int32)
+    scores = scores / np.float32(chance.temperature)
+    noise = chance.noise.gumbel(np.arange(position, position + n, dtype=np.int32), ids)
+    path = _walk(scores + noise[:, None, :])
+    at = np.arange(n)
+    return Proposal(ids[at, path], ids, scores[at, [0, *path[:-1]]] if n else scores[:, 0])
+
+
+def _select_apart(logits: FloatArray, position: int, chance: Chance | None) -> Proposal:
+    """Each token by itself, from its row of `logits` [n, vocabulary]."""
+    best: IntArray = logits.argmax(axis=1).astype(np.int32)
+    if chance is not None and chance.coupled:
+        for row, of_row in enumerate(logits):
+            ids = top_candidates(of_row, _V1_CANDIDATES)
+            at = chance.noise.draw(position + row, ids, of_row[ids] / chance.temperature)
+            best[row] = ids[at] if at >= 0 else best[row]
+    return Proposal(best)
+
+
+def _walk(scores: npt.NDArray[np.floating]) -> list[int]:
+    """Indices [n] of the best successor after each predecessor, from `scores` [n, K, K]."""
     path = []
     at = 0
-    for successor in best:
+    for successor in scores.argmax(axis=2).tolist():
         at = successor[at]
         path.append(at)
-    return rows[np.arange(n), path].astype(np.int32)
+    return path

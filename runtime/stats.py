@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dflash2.native import IntArray
+from dflash2.runtime.depth import Times
 
 STAGES = ("inject", "draft", "select", "verify", "accept", "rollback", "host")
 
@@ -25,6 +26,7 @@ class DraftStats:
         emitted: tokens handed to the caller, those made without drafting included.
         accepted_at: `accepted_at[i]` cycles accepted the draft token of block row i + 1.
         drafted_at: `drafted_at[i]` cycles verified one there.
+        at_depth: `at_depth[d]` cycles verified d draft tokens; `at_depth[0]` tokens came without drafts.
         seconds: wall time per stage; `host` is what happens between tokens outside this package's calls.
         prompt_tokens: tokens evaluated outside cycles, prefixes taken from the cache excluded.
         prompt_seconds: wall time of that, injection included.
@@ -39,6 +41,7 @@ class DraftStats:
     seconds: Mapping[str, float]
     prompt_tokens: int
     prompt_seconds: float
+    at_depth: tuple[int, ...] = ()
 
     @property
     def accepted_length(self) -> float:
@@ -67,10 +70,15 @@ class CycleRecord:
 
 
 class Recorder:
-    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages."""
+    """The running counts behind `DraftStats`; `lap` splits the time of a cycle among the stages.
 
-    def __init__(self, block_size: int) -> None:
+    Attributes:
+        clock: seconds that count.
+    """
+
+    def __init__(self, block_size: int, clock: Callable[[], float] = perf_counter) -> None:
         self._block_size = block_size
+        self.clock = clock
         self.reset()
 
     def reset(self) -> None:
@@ -80,24 +88,38 @@ class Recorder:
         self._cycles = 0
         self._drafted_at = np.zeros(self._block_size - 1, np.int64)
         self._accepted_at = np.zeros(self._block_size - 1, np.int64)
+        self._at_depth = np.zeros(self._block_size, np.int64)
         self._seconds = dict.fromkeys(STAGES, 0.0)
-        self._last = perf_counter()
+        self._busy = 0.0  # of all stages but `host`
+        self._before = self._times()
+        self._last = self.clock()
 
     def start(self) -> None:
         """Forget the time since the last lap."""
-        self._last = perf_counter()
+        self._last = self.clock()
 
     def lap(self, stage: str) -> None:
         """Charge the time since the last lap to `stage`."""
-        now = perf_counter()
+        now = self.clock()
         self._seconds[stage] += now - self._last
+        if stage != "host":
+            self._busy += now - self._last
         self._last = now
 
-    def cycle(self, drafted: int, accepted: int) -> None:
-        """Count one cycle that verified `drafted` tokens and accepted the first `accepted` of them."""
-        self._cycles += 1
-        self._drafted_at[:drafted] += 1
-        self._accepted_at[:accepted] += 1
+    def cycle(self, drafted: int, accepted: int) -> Times:
+        """Count one cycle that verified `drafted` tokens and accepted the first `accepted` of them; what it took."""
+        self._cycles += drafted > 0
+        self._at_depth[drafted] += 1
+        if drafted:
+            self._drafted_at[:drafted] += 1
+            self._accepted_at[:accepted] += 1
+        (a, b, c, d), (e, f, g, h) = now, _ = self._times(), self._before
+        self._before = now
+        return Times(a - e, b - f, c - g, d - h)
+
+    def _times(self) -> tuple[float, float, float, float]:
+        seconds = self._seconds
+        return self._busy, seconds["inject"], seconds["draft"], seconds["verify"]
 
     def snapshot(self) -> DraftStats:
         """The counts as they are now."""
@@ -108,6 +130,7 @@ class Recorder:
             emitted=self.emitted,
             accepted_at=tuple(self._accepted_at.tolist()),
             drafted_at=tuple(self._drafted_at.tolist()),
+            at_depth=tuple(self._at_depth.tolist()),
             seconds=MappingProxyType(dict(self._seconds)),
             prompt_tokens=self.prompt_tokens,
             prompt_seconds=self.prompt_seconds,

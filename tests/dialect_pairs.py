@@ -58,9 +58,8 @@ def drafted_blocks(target, drafter, reference: PlainDrafter):
     """Every block drafted by the GGUF `drafter` behind random prompts, with the reference's proposal."""
     random = np.random.default_rng(7)
     blocks = []
-    llm = DFlashLlama(
-        target.path, drafter, auto_disable=False, n_ctx=128, n_threads=1, n_threads_batch=1, verbose=False, **_EXACT
-    )
+    options = {"n_ctx": 128, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **_EXACT}
+    llm = DFlashLlama(target.path, drafter, depth=None, auto_disable=False, **options)
     for _ in range(N_PROMPTS):
         prompt, cycles = random.integers(2, VOCAB, PROMPT_LENGTH).tolist(), []
         llm.reset()

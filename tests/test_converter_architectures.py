@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
+from dflash2.constants import FINAL_TAP_ARCHITECTURES, SNAPSHOT_ARCHITECTURES, TAPPABLE_ARCHITECTURES
 
 
 def model_classes(models: Path, marker: str) -> set[str]:
@@ -38,3 +38,11 @@ def test_tappable_architectures_are_those_of_the_pinned_source(llama_cpp_source)
 
 def test_architectures_with_a_final_tap_are_those_of_the_pinned_source(llama_cpp_source):
     assert architectures(llama_cpp_source, "t_layer_inp[n_layer]") == FINAL_TAP_ARCHITECTURES
+
+
+def test_architectures_with_snapshots_are_those_of_the_pinned_source(llama_cpp_source):
+    source = (llama_cpp_source / "src" / "llama-arch.cpp").read_text()
+    names = dict(re.findall(r"\{ (LLM_ARCH_\w+),\s*\"([^\"]+)\"", source))
+    body = re.search(r"bool llm_arch_supports_rs_rollback\(.*?\n}", source, re.DOTALL)[0]
+    listed = {names[arch] for arch in re.findall(r"case (LLM_ARCH_\w+):", body)}
+    assert listed & TAPPABLE_ARCHITECTURES == SNAPSHOT_ARCHITECTURES

@@ -81,7 +81,9 @@ def test_every_mixture_is_the_same_drafter_rounded_and_drafts_in_llama_cpp(tmp_p
 
 def drafts(target: Path, drafter: Path) -> int:
     """Cycles of a short greedy run."""
-    llama = DFlashLlama(target, drafter, n_ctx=64, n_threads=1, n_threads_batch=1, auto_disable=False, verbose=False)
+    llama = DFlashLlama(
+        target, drafter, n_ctx=64, n_threads=1, n_threads_batch=1, depth=None, auto_disable=False, verbose=False
+    )
     stream = llama.generate(llama.tokenize(b"ab"), temp=0.0)
     for _ in range(8):
         next(stream)

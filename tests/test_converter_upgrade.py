@@ -177,7 +177,7 @@ def test_upgraded_fork_of_the_demo_drafter_drafts_as_before(tmp_path, demo, draf
     assert check(done.output, demo.target).passes(strict=True)
     seen = []
     for path in (drafter_gguf, done.output):
-        llm = DFlashLlama(demo.target, path, n_ctx=256, n_threads=1, verbose=False)
+        llm = DFlashLlama(demo.target, path, depth=None, n_ctx=256, n_threads=1, verbose=False)
         text = llm(demo.prompts[0], max_tokens=48, temperature=0)["choices"][0]["text"]
         seen.append((text, llm.stats.cycles, llm.stats.accepted))
         llm.close()

@@ -46,7 +46,7 @@ def untied(tmp_path: Path, tied: Path) -> Path:
 
 def cycles_of(target: Path, drafter: Path) -> list:
     """What is drafted after random prompts, cycle by cycle."""
-    llm = DFlashLlama(target, drafter, n_ctx=128, n_threads=1, auto_disable=False, verbose=False)
+    llm = DFlashLlama(target, drafter, depth=None, n_ctx=128, n_threads=1, auto_disable=False, verbose=False)
     cycles = []
     llm.on_cycle = cycles.append
     for prompt in np.random.default_rng(0).integers(2, VOCAB, (16, 12)).tolist():

@@ -85,7 +85,7 @@ def test_a_continuation_that_loops_has_few_distinct_4_grams():
 
 def test_bench_measures_the_tokens_it_was_asked_for(target_path, drafter_gguf, prompts):
     measured = bench(target_path, drafter_gguf, prompts[:2], n_tokens=N_TOKENS, **OPTIONS)
-    llm = DFlashLlama(target_path, drafter_gguf, auto_disable=False, verbose=False, **OPTIONS)
+    llm = DFlashLlama(target_path, drafter_gguf, depth=None, auto_disable=False, verbose=False, **OPTIONS)
     assert [run.prompt for run in measured.runs] == [0, 1]
     for run, text in zip(measured.runs, prompts, strict=False):
         llm.reset()

@@ -146,7 +146,7 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path):
 
 def test_a_missing_symbol_is_named_with_the_version_that_has_it(monkeypatch):
     name = "llama_set_embeddings_nextn"
-    absent = loader.SYMBOLS[name]._replace(itanium="absent", msvc="absent")
+    absent = loader.SYMBOLS[name]._replace(c="absent", itanium="absent", msvc="absent")
     monkeypatch.setitem(loader.SYMBOLS, name, absent)
     loader.function.cache_clear()
     with pytest.raises(NativeError, match=f"{name}.*0\\.3\\.36"):

@@ -38,6 +38,7 @@ def open_llama(target, drafter):
         flash_attn=True,
         n_threads=THREADS,
         n_threads_batch=THREADS,
+        depth=None,
         auto_disable=False,
         verbose=False,
     )

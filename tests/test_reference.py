@@ -47,7 +47,7 @@ def drafter(request):
 def our_cycles(target, drafter_gguf, prompts, llama_kwargs):
     """Per prompt: all token ids, and the cycles that made them."""
     kwargs = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **llama_kwargs}
-    llm = DFlashLlama(target, drafter_gguf, auto_disable=False, **kwargs)
+    llm = DFlashLlama(target, drafter_gguf, depth=None, auto_disable=False, **kwargs)
     for text in prompts:
         prompt, cycles = llm.tokenize(text.encode()), []
         llm.reset()

@@ -11,7 +11,7 @@ from dflash2.runtime.accept import Acceptance, greedy
 from dflash2.runtime.draft import draft
 from dflash2.runtime.inject import inject
 from dflash2.runtime.pair import read_pair
-from dflash2.runtime.select import select
+from dflash2.runtime.select import Proposal, select
 from dflash2.runtime.stats import Recorder
 from dflash2.runtime.verify import verify
 
@@ -35,7 +35,7 @@ def test_select_walks_the_lattice_from_predecessor_to_successor(seed):
     rows = np.zeros((n, width), np.float32)
     rows[:, :k] = ids
     rows[:, k : k + k * k] = scores.reshape(n, k * k)
-    chosen = select(rows, k)
+    chosen = select(rows, k).tokens
     assert chosen.tolist() == walk(ids, scores)
     assert chosen.dtype == np.int32
 
@@ -44,17 +44,17 @@ def test_select_follows_the_path_rather_than_each_rows_best_candidate():
     rows = np.zeros((2, 2 + 4), np.float32)
     rows[0] = [10, 11, 0.0, 1.0, 0.0, 1.0]  # candidate 11
     rows[1] = [20, 21, 9.0, 0.0, 0.0, 1.0]  # 20 after 10, 21 after 11
-    assert select(rows, 2).tolist() == [11, 21]
+    assert select(rows, 2).tokens.tolist() == [11, 21]
 
 
 def test_select_without_selector_is_argmax():
     rows = np.random.default_rng(0).normal(size=(7, 50)).astype(np.float32)
-    assert select(rows, 0).tolist() == rows.argmax(axis=1).tolist()
+    assert select(rows, 0).tokens.tolist() == rows.argmax(axis=1).tolist()
 
 
 def test_select_of_no_rows_proposes_nothing():
-    assert select(np.zeros((0, 288), np.float32), 16).tolist() == []
-    assert select(np.zeros((0, 50), np.float32), 0).tolist() == []
+    assert select(np.zeros((0, 288), np.float32), 16).tokens.tolist() == []
+    assert select(np.zeros((0, 50), np.float32), 0).tokens.tolist() == []
 
 
 def one_hot(tokens, vocabulary=10):
@@ -79,8 +79,10 @@ def test_greedy_accepts_up_to_the_first_difference(block, chosen, expected):
 class Scripted:
     """A request that chooses given tokens and writes down what it is asked."""
 
+    chance = None
+
     def __init__(self, tokens, *, greedy):
-        self.tokens, self.greedy, self.log = tokens, greedy, []
+        self.tokens, self.greedy, self.log, self.drafts = tokens, greedy, [], []
 
     @property
     def position(self):
@@ -89,14 +91,26 @@ class Scripted:
     def advance(self, token, row):
         self.log.append((token, row))
 
-    def choose(self):
+    def choose(self, draft):
+        self.drafts.append(draft and draft.token)
         return self.tokens[self.log[-1][1]]
+
+
+def judge(block, targets, request):
+    block = np.array(block, np.int32)
+    return Acceptance(block, one_hot(targets), request, Proposal(block[1:]))
+
+
+def test_a_request_is_told_the_draft_of_each_row_and_of_none_after_the_last():
+    request = Scripted([4, 5, 7], greedy=False)
+    assert list(judge([3, 4, 5], [4, 5, 7], request)) == [4, 5, 7]
+    assert request.drafts == [4, 5, None]
 
 
 @pytest.mark.parametrize("is_greedy", [True, False])
 def test_a_request_is_advanced_over_a_token_before_the_next_is_handed_out(is_greedy):
     request = Scripted([4, 5, 7], greedy=is_greedy)
-    acceptance = Acceptance(np.array([3, 4, 6], np.int32), one_hot([4, 5, 7]), request)
+    acceptance = judge([3, 4, 6], [4, 5, 7], request)
     seen = [(token, list(request.log)) for token in acceptance]
     assert seen == [(4, [(3, 0)]), (5, [(3, 0), (4, 1)])]
     assert acceptance.accepted == 1
@@ -104,7 +118,7 @@ def test_a_request_is_advanced_over_a_token_before_the_next_is_handed_out(is_gre
 
 def test_a_sampled_request_reads_no_row_that_the_caller_did_not_ask_for():
     request = Scripted([4, 5, 7], greedy=False)
-    acceptance = iter(Acceptance(np.array([3, 4, 5], np.int32), one_hot([4, 5, 7]), request))
+    acceptance = iter(judge([3, 4, 5], [4, 5, 7], request))
     assert next(acceptance) == 4
     assert request.log == [(3, 0)]
 
@@ -158,7 +172,7 @@ def proposals(pair, tokens, chunk):
 def test_injecting_in_small_chunks_gives_the_same_lattice(pair):
     tokens = np.arange(20, 60, dtype=np.int32)
     whole = proposals(pair, tokens, 64)
-    np.testing.assert_array_equal(select(proposals(pair, tokens, 7), 16), select(whole, 16))
+    np.testing.assert_array_equal(select(proposals(pair, tokens, 7), 16).tokens, select(whole, 16).tokens)
     assert whole.shape == (7, 288)
     assert not np.array_equal(proposals(pair, tokens, None), whole)
 

@@ -24,6 +24,11 @@ TAPPABLE_ARCHITECTURES = frozenset({
 # fmt: on
 # Of those, the ones that also publish what goes into the final norm (a tap at the output of the last layer).
 FINAL_TAP_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
+# Of those, the ones whose recurrent state llama.cpp can step back by snapshots (`n_rs_seq`; the list in
+# `llm_arch_supports_rs_rollback`, src/llama-arch.cpp of the pinned source; a test derives it again).
+SNAPSHOT_ARCHITECTURES = frozenset({
+    "bailingmoe3", "deepseek4", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp",
+})  # fmt: skip
 
 # GGUF architecture of a target by the class name in its config.json. Names: registrations of upstream's converter.
 # Architectures that publish no layer inputs are in it too: such a pair converts, and the user is told.

@@ -37,9 +37,25 @@ class NativeError(Dflash2Error):
     """The llama.cpp library is missing, lacks a symbol, or refused a call."""
 
 
+class SamplingError(Dflash2Error, RuntimeError):
+    """No token can be chosen: a grammar or a logits processor forbids all of them."""
+
+
 class BuildError(Dflash2Error):
     """Building llama.cpp from its pinned source failed."""
 
 
 class ContextLimitError(Dflash2Error, RuntimeError):
     """A token does not fit into the context any more; a RuntimeError too, as llama_cpp raises there."""
+
+
+class EmptyPromptError(Dflash2Error, AssertionError):
+    """There is no token to continue; an AssertionError too, as llama_cpp raises there."""
+
+
+class UnsupportedCallError(Dflash2Error, RuntimeError):
+    """A method of `Llama` that is not offered with a drafter; a RuntimeError too, as llama_cpp raises there."""
+
+
+class PretrainedError(Dflash2Error, ValueError):
+    """`from_pretrained` found no file of that name, or several; a ValueError too, as llama_cpp raises there."""

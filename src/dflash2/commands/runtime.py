@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Layers on the GPU, -1 for all.",
 )
-@click.option("--depth", type=click.IntRange(min=0), default=None, help="Draft tokens verified per cycle; 0: none.")
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Draft tokens verified per cycle, 0 for none. Default: what is fastest here, found while generating.",
+)
 @click.option("--temp", type=click.FloatRange(min=0), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0, max=2**32 - 1), default=None)
 def run(
@@ -64,7 +69,13 @@ def run(
     trained = read_gguf_info(target)
     ctx_size = ctx_size or min(4096, trained.integer(trained.own("context_length")) or 4096)
     llm = DFlashLlama(
-        target, drafter, depth=depth, n_ctx=ctx_size, n_threads=threads, n_gpu_layers=gpu_layers, verbose=False
+        target,
+        drafter,
+        depth="auto" if depth is None else depth,
+        n_ctx=ctx_size,
+        n_threads=threads,
+        n_gpu_layers=gpu_layers,
+        verbose=False,
     )
     with contextlib.closing(llm):
         n_prompt = len(llm.tokenize(prompt.encode()))

@@ -4,8 +4,9 @@ A failed GGML_ASSERT kills the interpreter, so every wrapper here checks what ll
 NativeError instead.
 """
 
-from dflash2.native.batch import FloatArray, IntArray
+from dflash2.native.batch import Bytes, FloatArray, IntArray
 from dflash2.native.context import Context
+from dflash2.native.devices import device_names, gpu_names
 from dflash2.native.loader import (
     LIBRARY_VARIABLE,
     Library,
@@ -18,11 +19,15 @@ from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
 from dflash2.native.probe import Support, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
+from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
 from dflash2.native.tokenizer import Tokenizer
 
 __all__ = [
+    "CUSTOM",
     "LIBRARY_VARIABLE",
     "AttentionOptions",
+    "Bytes",
+    "Candidates",
     "Context",
     "ContextOptions",
     "FloatArray",
@@ -31,8 +36,12 @@ __all__ = [
     "Model",
     "Outputs",
     "Placement",
+    "SamplerChain",
     "Support",
+    "TokenArray",
     "Tokenizer",
+    "device_names",
+    "gpu_names",
     "knows_architecture",
     "library",
     "quantize_gguf",
@@ -40,4 +49,5 @@ __all__ = [
     "require_symbols",
     "silence",
     "support",
+    "top_candidates",
 ]

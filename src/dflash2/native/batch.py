@@ -12,6 +12,7 @@ from dflash2.native.options import Outputs
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 SEQUENCE = 0  # the only sequence of a context of ours
 _POSITIONS_PER_FEATURE = 4  # M-RoPE: (p, p, p, 0); other drafters read the first section only
@@ -29,6 +30,7 @@ class Batch:
         self._sequence = np.full(1, SEQUENCE, np.int32)
         self._sequences = np.full(capacity + 1, self._sequence.ctypes.data, np.uintp)
         self._outputs = np.zeros(capacity, np.int8)
+        self._features_at = 0
         self._of_tokens, self._of_features = module.llama_batch(), module.llama_batch()
         for batch in (self._of_tokens, self._of_features):
             batch.pos = _pointer(self._positions, ctypes.c_int32)
@@ -56,7 +58,9 @@ class Batch:
         sections[1:3] = sections[0]
         sections[3] = 0
         self._outputs[:n] = 0
-        self._of_features.embd = _pointer(features, ctypes.c_float)
+        address = features.__array_interface__["data"][0]
+        if address != self._features_at:  # nearly always the session's buffer: making pointers is slow
+            self._of_features.embd, self._features_at = _pointer(features, ctypes.c_float), address
         self._of_features.n_tokens = n
         return self._of_features
 

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 
 from dflash2.errors import NativeError
-from dflash2.native.batch import SEQUENCE, Batch, FloatArray, IntArray
+from dflash2.native.batch import SEQUENCE, Batch, Bytes, FloatArray, IntArray
 from dflash2.native.loader import function, llama, require_symbols
 from dflash2.native.model import Model
 from dflash2.native.options import ContextOptions, Outputs
+
+# `LLAMA_STATE_SEQ_FLAGS_*`: everything, or only what cannot be cut at a position.
+_WHOLE, _PART = 0, 1
+_FEW = 16  # tokens, whose least and largest a list gives sooner than an array
 
 
 class Context:
@@ -44,6 +48,9 @@ class Context:
         # Snapshots a recurrent state keeps: tokens it can step back; None for a memory that steps back freely.
         recurrent = module.llama_model_is_recurrent(model) or module.llama_model_is_hybrid(model)
         self.snapshots: int | None = module.llama_n_rs_seq(pointer) if recurrent else None
+        # Positions that sliding layers look back, 0 without such layers.
+        self.window: int = module.llama_model_n_swa(model)
+        self._last = (0, 0)  # positions of the last decode: first, and one beyond the last
         self._causal = True
         self._nextn = False
         self._taps: tuple[int, ...] = ()
@@ -108,10 +115,11 @@ class Context:
         """Evaluate `tokens` [n] at positions `start`...; raises NativeError, then memory is as `truncate` leaves it."""
         n = len(tokens)
         self._check_rows(n)
-        if tokens.min() < 0 or tokens.max() >= self.n_vocab:
-            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {tokens.min()}..{tokens.max()}.")
-        self._run(self._batch.of_tokens(tokens, start, outputs), n)
-        self._outputs = {Outputs.NONE: 0, Outputs.LAST: 1, Outputs.ALL: n}[outputs]
+        ends = tokens.tolist() if n <= _FEW else (tokens.min(), tokens.max())
+        if min(ends) < 0 or max(ends) >= self.n_vocab:
+            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {min(ends)}..{max(ends)}.")
+        self._run(self._batch.of_tokens(tokens, start, outputs), start, n)
+        self._outputs = n if outputs is Outputs.ALL else int(outputs is Outputs.LAST)
 
     def decode_features(self, features: FloatArray, start: int) -> None:
         """Inject `features` [n, feature_width] at positions `start`...; raises NativeError."""
@@ -119,7 +127,7 @@ class Context:
         self._check_rows(n)
         if features.shape[1] != self._batch.feature_width or not features.flags.c_contiguous:
             raise NativeError(f"features must be contiguous [n, {self._batch.feature_width}], got {features.shape}.")
-        self._run(self._batch.of_features(features, start), n)
+        self._run(self._batch.of_features(features, start), start, n)
         self._outputs = self._rows = 0
 
     def _check_rows(self, n: int) -> None:
@@ -127,14 +135,33 @@ class Context:
         if not 0 < n <= limit:
             raise NativeError(f"a batch of {n} rows does not fit: this context takes 1 to {limit}; raise n_batch.")
 
-    def _run(self, batch: Any, n: int) -> None:
+    def _run(self, batch: Any, start: int, n: int) -> None:
         self._rows = self._outputs = self._tapped_rows = 0
         status = self._decode(self._pointer, batch)
         if status != 0:
             reason = {1: "its memory is full", 2: "it was aborted", -1: "the batch is invalid"}.get(status, "it failed")
             raise NativeError(f"llama.cpp could not evaluate {n} rows: {reason} (status {status}).")
         self._rows = n
+        self._last = (start, start + n)
         self._tapped_rows = n if self._taps else 0
+
+    def adopt(self) -> bool:
+        """Take over the logits of a batch that someone else decoded in this context; False if it computed none."""
+        self.replaced()
+        module, _ = llama()
+        first, last = module.llama_get_logits(self._pointer), module.llama_get_logits_ith(self._pointer, -1)
+        if first and last:
+            distance = ctypes.addressof(last.contents) - ctypes.addressof(first.contents)
+            self._outputs = distance // (ctypes.sizeof(ctypes.c_float) * self.n_vocab) + 1
+        return self._outputs > 0
+
+    def replaced(self) -> None:
+        """Note that someone else changed this context's memory: nothing of the last decode holds any more."""
+        if self._pointer is None:
+            _closed()
+        self._rows = self._tapped_rows = self._outputs = 0
+        end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
+        self._last = (end, end)
 
     def logits(self) -> FloatArray:
         """View [rows marked as outputs, n_vocab] of the last decode, in batch order."""
@@ -175,25 +202,80 @@ class Context:
 
     def truncate(self, length: int) -> bool:
         """Drop positions `length` and later; False if the memory cannot (then nothing was dropped)."""
-        return bool(self._seq_rm(self._memory, SEQUENCE, length, -1))
+        if self.snapshots is None:
+            return bool(self._seq_rm(self._memory, SEQUENCE, length, -1))
+        end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
+        if not 0 < length < end:
+            return bool(self._seq_rm(self._memory, SEQUENCE, length, -1))
+        # llama.cpp counts snapshots back from the last position, but a decode writes no more of them than it has
+        # rows: those further back are of earlier decodes, and it would take them without a word.
+        first, last = self._last
+        if end != last or length <= first or not self._seq_rm(self._memory, SEQUENCE, length, -1):
+            return False
+        self._last = (first, length)
+        return True
 
-    def save(self) -> bytes:
+    def reaches(self, length: int) -> bool:
+        """Whether all that a token at position `length` looks at is still in memory (sliding layers forget)."""
+        if self.window == 0 or self.snapshots is not None or length == 0:
+            return True
+        oldest = self._position(llama()[0].llama_memory_seq_pos_min)
+        return 0 <= oldest <= max(0, length - self.window + 1)
+
+    def _position(self, query: Any) -> int:
+        if self._pointer is None:
+            _closed()
+        return int(query(self._memory, SEQUENCE))
+
+    def save(self) -> Bytes:
         """Copy of everything in memory, for `restore`."""
-        module, _ = llama()
-        size = module.llama_state_seq_get_size(self._pointer, SEQUENCE)
-        buffer = (ctypes.c_uint8 * size)()
-        written = module.llama_state_seq_get_data(self._pointer, buffer, size, SEQUENCE)
-        return bytes(memoryview(buffer)[:written])
+        return self._save(_WHOLE)
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: Bytes | bytes) -> None:
         """Replace memory by what `save` of an equal context returned; raises NativeError if it does not fit."""
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if llama()[0].llama_state_seq_set_data(self._pointer, buffer, len(state), SEQUENCE) == 0:
-            raise NativeError("the saved state does not fit this context; use the same drafter and n_ctx.")
+        self._restore(state, _WHOLE)
+
+    def save_part(self) -> Bytes:
+        """Copy of what `truncate` cannot bring back: recurrent states, and the window of sliding layers."""
+        return self._save(_PART)
+
+    def restore_part(self, state: Bytes, length: int) -> None:
+        """Go back to `length` positions, at which `save_part` was called; raises NativeError if it does not fit."""
+        self._restore(state, _PART)
+        if not self.truncate(length):
+            raise NativeError(f"the memory cannot be cut to the {length} positions of its saved part.")
+
+    def _save(self, flags: int) -> Bytes:
+        module, _ = llama()
+        if self._pointer is None:
+            _closed()
+        size = module.llama_state_seq_get_size_ext(self._pointer, SEQUENCE, flags)
+        state = np.empty(size, np.uint8)
+        written = module.llama_state_seq_get_data_ext(self._pointer, _bytes_of(state), size, SEQUENCE, flags)
+        if written != size:
+            raise NativeError(f"llama.cpp saved {written} of {size} bytes of its memory.")
+        return state
+
+    def _restore(self, saved: Bytes | bytes, flags: int) -> None:
+        if self._pointer is None:
+            _closed()
+        state = np.frombuffer(saved, np.uint8)
+        self._rows = self._outputs = self._tapped_rows = 0
+        if not llama()[0].llama_state_seq_set_data_ext(self._pointer, _bytes_of(state), state.size, SEQUENCE, flags):
+            raise NativeError("the saved state does not fit this context; use the same model and n_ctx.")
+        end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
+        self._last = (end, end)
 
     def clear(self) -> None:
         """Drop everything; works for every kind of memory."""
+        if self._pointer is None:
+            _closed()
         llama()[0].llama_memory_clear(self._memory, True)
+        self._last = (0, 0)
+
+
+def _bytes_of(state: Bytes) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _closed(*_: object) -> Any:

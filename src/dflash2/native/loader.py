@@ -1,11 +1,7 @@
-"""Finds the llama.cpp library, and declares the symbols that llama_cpp does not.
-
-Signatures: `include/llama.h` and `src/llama-ext.h` of the pinned llama.cpp.
-"""
+"""Finds the llama.cpp library, the symbols in it, and what makes it unfit."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from dataclasses import dataclass
@@ -13,52 +9,15 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
 from dflash2.errors import NativeError
+from dflash2.native.symbols import SYMBOLS
 
 # A folder with a patched libllama; llama_cpp reads its own variable once, when it is first imported.
 LIBRARY_VARIABLE = "DFLASH2_LIBRARY_PATH"
 _LLAMA_CPP_VARIABLE = "LLAMA_CPP_LIB_PATH"
-
-
-class Symbol(NamedTuple):
-    """One function of `llama-ext.h`: C++ linkage, so its name depends on the compiler."""
-
-    itanium: str
-    msvc: str
-    result: Any
-    arguments: tuple[Any, ...]
-
-
-_POINTER = ctypes.c_void_p
-SYMBOLS = {
-    "llama_set_embeddings_layer_inp": Symbol(
-        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-        None,
-        (_POINTER, ctypes.c_uint32, ctypes.c_bool),
-    ),
-    "llama_get_embeddings_layer_inp": Symbol(
-        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-        _POINTER,
-        (_POINTER, ctypes.c_uint32),
-    ),
-    "llama_set_embeddings_nextn": Symbol(
-        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-        None,
-        (_POINTER, ctypes.c_bool, ctypes.c_bool),
-    ),
-    "llama_get_embeddings_nextn": Symbol(
-        "_Z26llama_get_embeddings_nextnP13llama_context",
-        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-        _POINTER,
-        (_POINTER,),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -88,7 +47,39 @@ def llama() -> tuple[Any, Library]:
         raise NativeError(
             f"llama-cpp-python cannot be loaded ({error}); install llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}."
         ) from error
-    return module, Library(Path(module._lib._name), patched)
+    loaded = Library(Path(module._lib._name), patched)
+    _check_layout(module, loaded)
+    return module, loaded
+
+
+# Values that every llama.cpp puts there: read at another offset, by the structure of another version, they differ.
+_DEFAULTS = {
+    "llama_context_default_params": {
+        "n_ctx": 512,
+        "n_batch": 2048,
+        "n_ubatch": 512,
+        "n_rs_seq": 0,
+        "type_k": 1,
+        "type_v": 1,
+        "swa_full": 1,
+        "ctx_other": 0,
+    },
+    "llama_model_default_params": {"devices": 0, "split_mode": 1, "main_gpu": 0, "use_extra_bufts": 1, "no_alloc": 0},
+}
+
+
+def _check_layout(module: Any, loaded: Library) -> None:
+    """Refuse a library whose parameter structures are not those that llama_cpp declares: using it would crash."""
+    for make, expected in _DEFAULTS.items():
+        params = getattr(module, make)()
+        found = {name: int(getattr(params, name, -1) or 0) for name in expected}
+        if found != expected:
+            wrong = next(name for name in expected if found[name] != expected[name])
+            raise NativeError(
+                f"{loaded.path} is of another version than llama-cpp-python {version('llama-cpp-python')}: its {make} "
+                f"gives {wrong} = {found[wrong]}, not {expected[wrong]}; unset {_LLAMA_CPP_VARIABLE} and "
+                f"{LIBRARY_VARIABLE}, or build the library for this version."
+            )
 
 
 def library() -> Library:
@@ -98,10 +89,10 @@ def library() -> Library:
 
 @cache
 def function(name: str) -> Any:
-    """A function of `llama-ext.h` under its plain, Itanium or MSVC name."""
+    """A function of `llama-ext.h` under one of its names."""
     module, loaded = llama()
     symbol = SYMBOLS[name]
-    for exported in (name, symbol.itanium, symbol.msvc):
+    for exported in symbol.names:
         found = getattr(module._lib, exported, None)
         if found is not None:
             found.restype, found.argtypes = symbol.result, list(symbol.arguments)

@@ -8,13 +8,17 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the weights of a model go; the fields are llama.cpp's model parameters of the same names."""
+    """Where the weights of a model go; the fields are llama.cpp's model parameters of the same names.
+
+    `devices` are names as llama.cpp's log gives them (CUDA0, Metal, RPC0[host:port]); None for all, () for the CPU.
+    """
 
     n_gpu_layers: int = 0
     split_mode: int = 1
     main_gpu: int = 0
     tensor_split: tuple[float, ...] | None = None
     load_mode: int | None = None
+    devices: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

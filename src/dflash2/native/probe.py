@@ -13,8 +13,9 @@ from gguf import GGUFWriter
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.errors import NativeError
-from dflash2.native.loader import SYMBOLS, Library, function, library, llama
+from dflash2.native.loader import Library, function, library, llama
 from dflash2.native.log import captured_log
+from dflash2.native.symbols import SYMBOLS
 
 # Came with DFlash 2; nothing here calls it.
 _DFLASH2_SYMBOLS = (

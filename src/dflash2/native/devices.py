@@ -1,0 +1,58 @@
+"""Devices that llama.cpp can put weights on, by name."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from dflash2.errors import NativeError
+from dflash2.native.loader import llama
+
+_OFFLOADED = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
+
+
+def device_names() -> tuple[str, ...]:
+    """Names of all devices of the library, as `devices` takes them."""
+    ggml = _ggml()
+    found = (ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count()))
+    return tuple(ggml.ggml_backend_dev_name(device).decode() for device in found)
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names of the devices that llama.cpp offloads to: what is neither the CPU nor an accelerator of it."""
+    ggml = _ggml()
+    found = (ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count()))
+    return tuple(
+        ggml.ggml_backend_dev_name(device).decode()
+        for device in found
+        if ggml.ggml_backend_dev_type(device) in _OFFLOADED
+    )
+
+
+def devices(names: Sequence[str]) -> Any:
+    """NULL-terminated array of the devices called `names`; raises NativeError for one that is no such device."""
+    ggml = _ggml()
+    found = [ggml.ggml_backend_dev_by_name(name.encode()) for name in names]
+    for name, device in zip(names, found, strict=True):
+        if not device:
+            raise NativeError(f"llama.cpp has no device {name!r}; it has {', '.join(device_names())}.")
+        if ggml.ggml_backend_dev_type(device) not in _OFFLOADED:
+            raise NativeError(f"nothing is offloaded to {name!r}; name no device at all for the CPU.")
+    return (ctypes.c_void_p * (len(found) + 1))(*found, None)
+
+
+def _ggml() -> Any:
+    """The library that the devices live in, already loaded by llama_cpp; its signatures are in ggml-backend.h."""
+    llama()[0].llama_backend_init()
+    from llama_cpp._ggml import libggml
+
+    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    libggml.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
+    libggml.ggml_backend_dev_name.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_name.restype = ctypes.c_char_p
+    for function in (libggml.ggml_backend_dev_get, libggml.ggml_backend_dev_by_name):
+        function.restype = ctypes.c_void_p
+    return libggml
