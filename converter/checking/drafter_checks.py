@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from gguf.constants import GGUFValueType
 
+from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter.checking.drafter_facts import DrafterFacts
 from dflash2.converter.checking.findings import Finding, error, ok, warning
 from dflash2.converter.checking.forks import Spelling, is_dspark
@@ -70,8 +71,9 @@ def _keys(info: GGUFInfo, _facts: DrafterFacts) -> Iterator[Finding]:
 
 
 def _block_size(_info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
-    if facts.block_size is None or facts.block_size < 2:
-        yield error("block_size", expected="2 or more", found=facts.block_size, fix=f"{RECONVERT} --block-size")
+    if facts.block_size is None or not MIN_BLOCK_SIZE <= facts.block_size <= MAX_BLOCK_SIZE:
+        expected = f"{MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}"
+        yield error("block_size", expected=expected, found=facts.block_size, fix=f"{RECONVERT} --block-size")
     else:
         yield ok("block_size", facts.block_size)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, Selector
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
@@ -134,7 +135,9 @@ def _block_size(drafter: Fields, overrides: Overrides) -> int:
     if overrides.block_size is not None:
         return overrides.block_size
     flag = "--block-size"
-    return drafter.agreed("block_size", flag).integer("block_size", minimum=2, flag=flag)
+    return drafter.agreed("block_size", flag).integer(
+        "block_size", MIN_BLOCK_SIZE, MAX_BLOCK_SIZE, flag
+    )
 
 
 def _mask_token(drafter: Fields, overrides: Overrides) -> int:
