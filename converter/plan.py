@@ -116,7 +116,8 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Sourc
                 " layers; converting without it would change the drafter."
             )
     if config.draft_vocab_size:
-        planned.append(PlannedTensor("d2t", target_ids(folder, stored, config.draft_vocab_size, config.vocab_size)))
+        ids = target_ids(folder, stored, config.draft_vocab_size, config.vocab_size, config.draft_vocab_map)
+        planned.append(PlannedTensor("d2t", ids))
     if config.rope.frequency_factors:
         factors = np.array(config.rope.frequency_factors, np.float32)
         planned.append(PlannedTensor("rope_freqs.weight", Computed(factors, "the rope factors of config.json")))

@@ -5,11 +5,16 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from factories import drafter_config, drafter_tensors, make_target, write_checkpoint
+from factories import drafter_config, drafter_tensors, make_drafter, make_target, write_checkpoint
+from factories_check import edited_gguf
+from gguf.constants import GGUFValueType
 
 from dflash2.commands.convert import convert as command
 from dflash2.converter import Overrides, check, convert
-from dflash2.errors import CheckpointError, OptionError
+from dflash2.converter.graph_size import largest_kernel
+from dflash2.errors import CheckpointError, OptionError, UnsupportedCheckpointError
+
+U32 = GGUFValueType.UINT32
 
 OPTIONS = [
     *(("block_size", value) for value in (0, 1, 1025, True, 4.0, "4")),
@@ -83,3 +88,27 @@ def test_a_name_twice_in_config_json_is_refused(tmp_path, target):
     (folder / "config.json").write_text(text[:-1] + ', "rope_theta": 5.0}')
     with pytest.raises(CheckpointError, match=r"is not valid JSON \(the name 'rope_theta' appears twice\)"):
         convert(folder, target, tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(("layers", "longest"), [(1, 27), (2, 12), (3, 7), (5, 3), (8, 3)])
+def test_the_longest_kernel_is_what_the_librarys_graph_holds(layers, longest):
+    """Measured: with these the pinned llama.cpp loads a drafter, with one more it aborts."""
+    assert largest_kernel(layers) == longest
+
+
+def test_a_kernel_that_the_graph_does_not_hold_is_refused_and_found(tmp_path, target):
+    config = drafter_config(dflash_config={"conv_kernel_size": 13})
+    folder = write_checkpoint(tmp_path / "drafter", config, drafter_tensors(config))
+    with pytest.raises(UnsupportedCheckpointError, match="'conv_kernel_size' is 13, but llama.cpp's graph of 2 layers"):
+        convert(folder, target, tmp_path / "out.gguf")
+    good = convert(make_drafter(tmp_path / "good"), target, tmp_path / "good.gguf").output
+    long = edited_gguf(good, tmp_path / "long.gguf", set_keys={"dflash.conv_kernel_size": (13, U32, None)})
+    found = {finding.key: finding for finding in check(long, target).findings if finding.level == "error"}
+    assert (found["conv_kernel"].expected, found["conv_kernel"].found) == ("1 to 12 for 2 layers", 13)
+
+
+def test_a_block_size_that_exhausts_memory_is_found(tmp_path, target):
+    good = convert(make_drafter(tmp_path / "good"), target, tmp_path / "good.gguf").output
+    huge = edited_gguf(good, tmp_path / "huge.gguf", set_keys={"dflash.block_size": (2**31 - 1, U32, None)})
+    found = {finding.key: finding for finding in check(huge, target).findings if finding.level == "error"}
+    assert found["block_size"].expected == "2 to 1024"

@@ -22,6 +22,7 @@ from dflash2.converter.checking.loader_table import (
     missing_sizes,
     must_be_f32,
 )
+from dflash2.converter.graph_size import largest_kernel
 from dflash2.errors import GGUFError
 from dflash2.gguf_info import GGUFInfo, TensorInfo
 
@@ -125,6 +126,16 @@ def _selector(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
             yield error("conv_group", expected=f"a divisor of {hidden}", found=group, fix=RECONVERT)
         else:
             yield ok("conv_group", group)
+        yield _kernel(info, facts.convolution.taps)
+
+
+def _kernel(info: GGUFInfo, taps: int) -> Finding:
+    layers = max(info.integer(info.own("block_count")) or 1, 1)
+    longest = largest_kernel(layers, len(info.tensors))
+    if not 1 <= taps <= longest:
+        fix = "train with a shorter kernel: llama.cpp's graph has no room for this one and aborts"
+        return error("conv_kernel", expected=f"1 to {longest} for {layers} layers", found=taps, fix=fix)
+    return ok("conv_kernel", taps)
 
 
 def _window(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:

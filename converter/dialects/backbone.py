@@ -9,6 +9,7 @@ from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
 from dflash2.converter.dialects.rope import read_rope
+from dflash2.converter.graph_size import largest_kernel
 from dflash2.errors import UnsupportedCheckpointError
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -55,7 +56,7 @@ def read_backbone(
     if heads % kv_heads:
         raise top.wrong("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
     softcap = drafter.optional_number("final_logit_softcapping")
-    convolution, selector = _dflash2_parts(drafter, architecture, hidden_size)
+    convolution, selector = _dflash2_parts(drafter, architecture, hidden_size, layout.layers)
     return DrafterConfig(
         architecture=architecture,
         layers=layout.layers,
@@ -162,7 +163,9 @@ def _activation(top: Fields) -> str | None:
     return _ACTIVATIONS[name]
 
 
-def _dflash2_parts(drafter: Fields, architecture: str, hidden_size: int) -> tuple[Convolution | None, Selector | None]:
+def _dflash2_parts(
+    drafter: Fields, architecture: str, hidden_size: int, layers: int
+) -> tuple[Convolution | None, Selector | None]:
     """Convolution and selector come together or not at all (the loader's rule)."""
     is_dflash2 = "DFlash2" in architecture or any(drafter.get(key) is not None for key in _DFLASH2_KEYS)
     if not is_dflash2:
@@ -172,6 +175,12 @@ def _dflash2_parts(drafter: Fields, architecture: str, hidden_size: int) -> tupl
     if hidden_size % convolution.group:
         raise drafter.wrong(
             "conv_group_size", f"is {convolution.group}, which does not divide 'hidden_size' {hidden_size}"
+        )
+    longest = largest_kernel(layers)
+    if convolution.taps > longest:
+        raise UnsupportedCheckpointError(
+            f"{drafter.path}: 'conv_kernel_size' is {convolution.taps}, but llama.cpp's graph of {layers} layers holds"
+            f" {longest} at most and ends the process beyond that; train with a shorter kernel."
         )
     lattice = selector.top_k * (selector.top_k + 1)
     if hidden_size < lattice:

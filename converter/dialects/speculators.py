@@ -38,7 +38,8 @@ def read_speculators(top: Fields, architecture: str, overrides: Overrides) -> Dr
         attention=attention,
         notes=notes,
     )
-    return replace(config, draft_vocab_size=_draft_vocabulary(top, config), unused_tensors=_UNUSED)
+    rows = _draft_vocabulary(top, config)
+    return replace(config, draft_vocab_size=rows, draft_vocab_map=overrides.d2t, unused_tensors=_UNUSED)
 
 
 def _layers(top: Fields) -> Fields:
