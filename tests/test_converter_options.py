@@ -99,7 +99,9 @@ def test_the_longest_kernel_is_what_the_librarys_graph_holds(layers, longest):
 def test_a_kernel_that_the_graph_does_not_hold_is_refused_and_found(tmp_path, target):
     config = drafter_config(dflash_config={"conv_kernel_size": 13})
     folder = write_checkpoint(tmp_path / "drafter", config, drafter_tensors(config))
-    with pytest.raises(UnsupportedCheckpointError, match="'conv_kernel_size' is 13, but llama.cpp's graph of 2 layers"):
+    with pytest.raises(
+        UnsupportedCheckpointError, match=r"'conv_kernel_size' is 13, but llama\.cpp's graph of 2 layers"
+    ):
         convert(folder, target, tmp_path / "out.gguf")
     good = convert(make_drafter(tmp_path / "good"), target, tmp_path / "good.gguf").output
     long = edited_gguf(good, tmp_path / "long.gguf", set_keys={"dflash.conv_kernel_size": (13, U32, None)})

@@ -214,7 +214,8 @@ MAPS = {
         lambda tensors: (tensors.update(d2t=tensors["d2t"][::-1] - 3), tensors.pop("t2d")),
         "may hold token ids, or ids minus their row, and there is no 't2d' to tell",
     ),
-    "floats": (        lambda tensors: tensors.update(d2t=tensors["d2t"].astype(np.float32)),
+    "floats": (
+        lambda tensors: tensors.update(d2t=tensors["d2t"].astype(np.float32)),
         "tensor 'd2t' is F32 [95], not I64 or I32 [95]",
     ),
     "too short": (lambda tensors: tensors.update(d2t=tensors["d2t"][:-1]), "tensor 'd2t' is I64 [94], not I64 or"),

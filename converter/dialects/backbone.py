@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, Selector
+from dflash2.converter.dialects.contradictions import refuse_foreign
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
 from dflash2.converter.dialects.rope import read_rope
@@ -52,6 +53,7 @@ def read_backbone(
     """
     top, drafter = layout.top, layout.drafter
     hidden_size, head_dim = top.integer("hidden_size"), _head_dim(top)
+    refuse_foreign((*drafter.scopes, *top.scopes), top, head_dim)
     heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
     if heads % kv_heads:
         raise top.wrong("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
@@ -85,6 +87,7 @@ def read_backbone(
         attention_bias=bool(top.flag("attention_bias")),
         attention_sinks=bool(drafter.flag("attention_sink_bias")),
         own_embeddings=top.flag("has_embed_tokens") is not False,
+        own_head=top.flag("has_lm_head") is not False,
         tied_embeddings=bool(top.flag("tie_word_embeddings")),
         target_layers=top.optional_integer("num_target_layers"),
         name_or_path=top.text("_name_or_path"),
@@ -136,9 +139,7 @@ def _block_size(drafter: Fields, overrides: Overrides) -> int:
     if overrides.block_size is not None:
         return overrides.block_size
     flag = "--block-size"
-    return drafter.agreed("block_size", flag).integer(
-        "block_size", MIN_BLOCK_SIZE, MAX_BLOCK_SIZE, flag
-    )
+    return drafter.agreed("block_size", flag).integer("block_size", MIN_BLOCK_SIZE, MAX_BLOCK_SIZE, flag)
 
 
 def _mask_token(drafter: Fields, overrides: Overrides) -> int:

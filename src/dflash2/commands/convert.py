@@ -10,8 +10,8 @@ import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from dflash2 import converter, hub
-from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.commands.terminal import FILE, HELP, console, errors
+from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds, VocabularyMap
 
 
@@ -52,7 +52,11 @@ def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     multiple=True,
     help="Type of the matrices in whose GGUF name PATTERN is found, as 'fc=q8_0' or 'ffn_(up|gate)=q4_k'; repeatable.",
 )
-@click.option("--block-size", type=click.IntRange(MIN_BLOCK_SIZE, MAX_BLOCK_SIZE), help="Tokens per block, where the checkpoint names none.")
+@click.option(
+    "--block-size",
+    type=click.IntRange(MIN_BLOCK_SIZE, MAX_BLOCK_SIZE),
+    help="Tokens per block, where the checkpoint names none.",
+)
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="The drafter's mask token, likewise.")
 @click.option(
     "--sliding-window",
