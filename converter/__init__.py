@@ -17,7 +17,7 @@ from dflash2.converter.checking.registry import (
 from dflash2.converter.checking.upgrade import Change, Upgrade, upgrade
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, RopeScaling, Selector
 from dflash2.converter.conversion import Conversion, convert
-from dflash2.converter.dialects.overrides import Overrides, TapIds
+from dflash2.converter.dialects.overrides import Overrides, TapIds, VocabularyMap
 from dflash2.converter.outtypes import DIRECT_TYPES, OUT_TYPES, TENSOR_TYPES
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "TapIds",
     "TypeUse",
     "Upgrade",
+    "VocabularyMap",
     "availability",
     "check",
     "close_names",

@@ -78,9 +78,9 @@ class DrafterConfig:
 
     A tap id is the *output* of that target layer, -1 the embedding's; GGUF names the next layer's input, one higher.
     `activation` is a name that llama.cpp reads, None for its own SiLU. `draft_vocab_size` is set for an own head with
-    fewer rows than the vocabulary. `mask_embedding` [hidden_size] replaces the mask token's row of the target's
-    embedding. `attention_bias` and `attention_sinks` say which tensors the checkpoint must have, `unused_tensors`
-    which it may have although no drafting needs them.
+    fewer rows than the vocabulary, `draft_vocab_map` if the user said what `d2t` holds. `mask_embedding`
+    [hidden_size] replaces the mask token's row of the target's embedding. `attention_bias` and `attention_sinks` say
+    which tensors the checkpoint must have, `unused_tensors` which it may have although no drafting needs them.
     """
 
     architecture: str
@@ -108,9 +108,11 @@ class DrafterConfig:
     attention_bias: bool = False
     attention_sinks: bool = False
     draft_vocab_size: int | None = None
+    draft_vocab_map: Literal["offsets", "absolute"] | None = None
     unused_tensors: tuple[str, ...] = ()
     mask_embedding: tuple[float, ...] | None = field(default=None, repr=False)
     own_embeddings: bool = True
+    own_head: bool = True
     tied_embeddings: bool = False
     target_layers: int | None = None
     name_or_path: str | None = None

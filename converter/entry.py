@@ -18,6 +18,14 @@ FLOATS = ValueType(GGUFValueType.ARRAY, GGUFValueType.FLOAT32)
 BOOLS = ValueType(GGUFValueType.ARRAY, GGUFValueType.BOOL)
 
 
+_LARGEST_F32, _LEAST_F32 = 3.4028234663852886e38, 1.1754943508222875e-38
+
+
+def fits_f32(value: float) -> bool:
+    """Whether `value` is zero, or a number that stays finite and normal as an F32: none turns into 0 or infinity."""
+    return value == 0 or _LEAST_F32 <= abs(value) <= _LARGEST_F32
+
+
 @dataclass(frozen=True)
 class Entry:
     """One metadata key, the value to store and how it is stored.

@@ -10,9 +10,10 @@ from gguf.constants import GGML_QUANT_VERSION, LlamaFileType
 
 from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.config import DrafterConfig, RopeScaling
-from dflash2.converter.entry import BOOL, BOOLS, F32, INTEGERS, STRING, STRINGS, U32, Entry
+from dflash2.converter.entry import BOOL, BOOLS, F32, INTEGERS, STRING, STRINGS, U32, Entry, fits_f32
 from dflash2.converter.provenance import InputFile, input_entries, source_entries
 from dflash2.converter.targets.facts import Target
+from dflash2.errors import CheckpointError
 from dflash2.hub import Snapshot
 from dflash2.model_card import read_card
 
@@ -40,11 +41,21 @@ def build_metadata(
         *source_entries(drafter, source),
         Entry("general.file_type", int(file_type), U32),
         Entry("general.quantization_version", GGML_QUANT_VERSION, U32),
-        *(Entry(f"{DRAFTER_ARCHITECTURE}.{entry.key}", entry.value, entry.type) for entry in _drafter(config, target)),
+        *(_named(entry) for entry in _drafter(config, target)),
         *hashes,
         *_tokenizer(config, target),
     )
     return entries, pending
+
+
+def _named(entry: Entry) -> Entry:
+    """With its full key; what is computed from numbers of the config must fit as they do."""
+    key = f"{DRAFTER_ARCHITECTURE}.{entry.key}"
+    if entry.type == F32 and isinstance(entry.value, float) and not fits_f32(entry.value):
+        raise CheckpointError(
+            f"The drafter's {key!r} is {entry.value:g}, which 32 bits do not hold; correct its config.json."
+        )
+    return Entry(key, entry.value, entry.type)
 
 
 def _general(config: DrafterConfig, drafter: Snapshot, target: Snapshot, n_parameters: int) -> Iterator[Entry]:

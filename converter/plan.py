@@ -56,6 +56,7 @@ _HEAD: _Row = ("lm_head.weight", "output.weight", ("vocab", "hidden"))
 _DRAFT_HEAD: _Row = ("lm_head.weight", "output.weight", ("draft_vocab", "hidden"))
 # Buffers that exports carry although they follow from the config.
 _COMPUTED_SUFFIX = "rotary_emb.inv_freq"
+_COMPARED_ROWS = 4096  # at once, of two tables
 _FLOATS = ("BF16", "F16", "F32")
 # Rows of these are pairs of rotated dimensions.
 _ROPED = ("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.weight")
@@ -108,7 +109,8 @@ def plan_tensors(folder: Path, config: DrafterConfig, stored: Mapping[str, Sourc
         reorder = not config.rope.neox and name.endswith(_ROPED)
         planned.append(PlannedTensor(name, HalfSplit(values, config.head_dim) if reorder else values))
     if config.draft_vocab_size:
-        planned.append(PlannedTensor("d2t", target_ids(folder, stored, config.draft_vocab_size, config.vocab_size)))
+        ids = target_ids(folder, stored, config.draft_vocab_size, config.vocab_size, config.draft_vocab_map)
+        planned.append(PlannedTensor("d2t", ids))
     if config.rope.frequency_factors:
         factors = np.array(config.rope.frequency_factors, np.float32)
         planned.append(PlannedTensor("rope_freqs.weight", Computed(factors, "the rope factors of config.json")))
@@ -158,12 +160,37 @@ def _embedding_rows(
         # A head of fewer rows is the drafter's own; the embeddings may still be the target's.
         return [row for row in present if row == _EMBEDDING] + [_DRAFT_HEAD], set(), ()
     if config.own_embeddings and len(present) == 2:
+        _refuse_contradicted_head(config, stored)
         return present, set(), ()
     if config.own_embeddings and present == [_EMBEDDING] and config.tied_embeddings:
         return present, set(), ()
     dropped = {row[0] for row in present}
     note = f"{' and '.join(sorted(dropped))} left out: the drafter uses the target's embeddings and head."
     return [], dropped, (note,) if dropped else ()
+
+
+def _refuse_contradicted_head(config: DrafterConfig, stored: Mapping[str, Source]) -> None:
+    """Raise CheckpointError for a head that config.json denies: the reference would draft with another one."""
+    embeddings, head = stored[_EMBEDDING[0]], stored[_HEAD[0]]
+    if not config.own_head:
+        raise CheckpointError(f"{head.label} is there, but 'has_lm_head' is false; correct config.json or remove it.")
+    if config.tied_embeddings and not _equal(embeddings, head):
+        raise CheckpointError(
+            f"{head.label} differs from {_EMBEDDING[0]!r}, but 'tie_word_embeddings' is true; correct config.json or"
+            " remove the head."
+        )
+
+
+def _equal(one: Source, other: Source) -> bool:
+    """Whether two matrices hold the same values, compared in pieces."""
+    if one.shape != other.shape:
+        return False
+    starts = range(0, one.shape[0], _COMPARED_ROWS)
+    counts = (min(_COMPARED_ROWS, one.shape[0] - start) for start in starts)
+    return all(
+        np.array_equal(one.rows(start, count), other.rows(start, count))
+        for start, count in zip(starts, counts, strict=True)
+    )
 
 
 def _sizes(config: DrafterConfig) -> dict[str, int]:

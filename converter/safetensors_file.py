@@ -11,14 +11,16 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from dflash2.converter.dialects.fields import unique_keys
 from dflash2.errors import CheckpointError
 
 _LENGTH_BYTES = 8
+_MAX_DIMENSIONS = 8  # no drafter has more than 3; the format names no limit
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # Bytes per element; a dtype outside this table is refused by name.
 _ITEM_BYTES = {
@@ -78,20 +80,12 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
 
 def _parse(path: Path, header: bytes, data_start: int) -> tuple[StoredTensor, ...]:
     try:
-        entries = json.loads(header.decode("utf-8"), object_pairs_hook=_unique_keys)
+        entries = json.loads(header.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: its header is not valid JSON ({error}).") from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path} is not a safetensors file: its header is not a JSON object.")
     return tuple(_entry(path, name, entry, data_start) for name, entry in entries.items() if name != "__metadata__")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    repeated = next((key for key in keys if keys.count(key) > 1), None) if len(set(keys)) != len(keys) else None
-    if repeated is not None:
-        raise ValueError(f"the name {repeated!r} appears twice")
-    return dict(pairs)
 
 
 def _entry(path: Path, name: str, entry: object, data_start: int) -> StoredTensor:
@@ -100,7 +94,7 @@ def _entry(path: Path, name: str, entry: object, data_start: int) -> StoredTenso
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise CheckpointError(f"{path}: tensor {name!r} has the unknown dtype {dtype!r}; convert it to BF16 first.")
-    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+    if not _counts(shape) or len(shape) > _MAX_DIMENSIONS or not _counts(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{path}: tensor {name!r} has a damaged shape or offsets; download it again.")
     tensor = StoredTensor(name, path, dtype, tuple(shape), data_start + offsets[0])
     if offsets[1] - offsets[0] != tensor.n_bytes:

@@ -34,6 +34,7 @@ _SHORT_ROWS_TO_IQ4_NL = (_Type.IQ4_XS, _Type.IQ4_NL)
 _LONG_ROW = 256
 # Multiplies the target's hidden states, which may not fit F16: backends round them to the type of a F16 matrix.
 _PROJECTION = "fc.weight"
+_MAX_PATTERN = 1000  # characters
 _LAYER = re.compile(r"^blk\.\d+\.")
 
 
@@ -138,6 +139,11 @@ def _said(tensors: Sequence[PlannedTensor], tensor_types: TensorTypes) -> dict[s
     said: dict[str, GGMLQuantizationType] = {}
     for pattern, type_name in tensor_types:
         wanted = parse_tensor_type(type_name)
+        if len(pattern) > _MAX_PATTERN:
+            raise OutputError(
+                f"The tensor type pattern {pattern[:20]!r}... has {len(pattern)} characters; shorten it to"
+                f" {_MAX_PATTERN} at most."
+            )
         fitting = _fitting(pattern, matrices)
         if not fitting:
             raise _fits_nothing(pattern, tensors, matrices)
@@ -159,7 +165,7 @@ def _fitting(pattern: str, names: Iterable[str]) -> list[str]:
     for expression in (pattern, translate(f"*{pattern}*")):
         try:
             found = re.compile(expression, re.IGNORECASE)
-        except re.error:
+        except (re.error, RecursionError, OverflowError):
             continue
         if fitting := [name for name in names if found.search(name)]:
             return fitting

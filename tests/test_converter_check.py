@@ -113,7 +113,7 @@ def test_sections_on_a_target_without_mrope_are_a_warning(tmp_path, converted, t
 @pytest.mark.parametrize(
     ("edit", "key", "expected", "found"),
     [
-        ({"without": ("dflash.block_size",)}, "block_size", "2 or more", None),
+        ({"without": ("dflash.block_size",)}, "block_size", "2 to 1024", None),
         ({"without": ("tokenizer.ggml.mask_token_id",)}, "mask_token", "a token id", None),
         ({"set_keys": with_key("tokenizer.ggml.mask_token_id", 288, U32)}, "mask_range", "below 288", 288),
         ({"without": ("dflash.target_layers",), "drop_tensors": ("fc.weight",)}, "taps", "a list of layer ids", []),

@@ -120,7 +120,7 @@ CONFIG_CASES = {
     ),
     "block of one": (
         {"block_size": 1, "dflash_config": {"block_size": 1}},
-        "{config}: 'block_size' is 1, not an integer from 2 to 2147483647.",
+        "{config}: 'block_size' is 1, not an integer from 2 to 1024.",
     ),
     "block size of two minds": (
         {"block_size": 16, "dflash_config": {"block_size": 8}},

@@ -134,11 +134,6 @@ def test_decisions_about_windows_are_told(tmp_path):
     assert dropped.notes == ("'use_sliding_window' is false: sliding layers get no window and keep their causality.",)
 
 
-def test_dflash_config_comes_before_the_top_level(tmp_path):
-    _, keys = converted(tmp_path, target_layer_ids=[1, 2], dflash_config={"target_layer_ids": [0, 2, 3]})
-    assert keys["target_layers"] == (1, 3, 4)
-
-
 def test_top_level_serves_where_dflash_config_is_silent(tmp_path):
     done, keys = converted(
         tmp_path,
@@ -153,7 +148,9 @@ def test_top_level_serves_where_dflash_config_is_silent(tmp_path):
 
 def test_rope_theta_of_either_place(tmp_path):
     _, old = converted(tmp_path / "old", rope_theta=1e7)
-    _, new = converted(tmp_path / "new", rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, rope_theta=1)
+    _, new = converted(
+        tmp_path / "new", rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, without=["rope_theta"]
+    )
     assert (old["rope.freq_base"], new["rope.freq_base"]) == (1e7, 5e5)
 
 
@@ -166,7 +163,7 @@ def test_partial_rotary_factor_sets_the_rotated_dimensions(tmp_path):
 
 def test_same_rope_for_both_kinds_of_layers_is_one_rope(tmp_path):
     rope = {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0}
-    _, keys = converted(tmp_path, rope_parameters={FULL: rope, SLIDING: rope})
+    _, keys = converted(tmp_path, rope_parameters={FULL: rope, SLIDING: rope}, without=["rope_theta"])
     assert (keys["rope.freq_base"], keys["rope.scaling.type"], keys["rope.scaling.factor"]) == (1e6, "linear", 2.0)
 
 

@@ -149,7 +149,12 @@ CONFIGS = {
         set(),
         set(),
     ),
-    "partial rotary": (1, {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}, set(), set()),
+    "partial rotary": (
+        1,
+        {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}, "without": ["rope_theta"]},
+        set(),
+        set(),
+    ),
     "linear rope": (1, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, set(), set()),
     "yarn rope": (
         1,

@@ -195,6 +195,9 @@ def test_the_first_pattern_that_fits_decides(tmp_path, drafter, target):
         (("fc", "iq2_xxs"), r"Tensor type 'iq2_xxs' needs an importance matrix"),
         (("fc", "q4_k_m"), r"Tensor type 'q4_k_m' is not known; choose one of f32, .*, q4_k,"),
         (("[", "q8_0"), r"pattern '\[' fits no tensor"),
+        (("(" * 900, "q8_0"), r"pattern '\(+' fits no tensor"),
+        (("a{99999999999}", "q8_0"), r"pattern 'a\{9+\}' fits no tensor"),
+        (("(" * 5000, "q8_0"), r"pattern '\({20}'\.\.\. has 5000 characters; shorten it to 1000 at most\.$"),
     ],
 )
 def test_a_tensor_type_that_cannot_be_is_one_sentence_before_anything_is_written(

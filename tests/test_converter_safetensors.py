@@ -58,6 +58,7 @@ HEADERS = {
     "reversed": ({"a": entry(8, 0, shape=[2])}, 8, r"tensor 'a' has offsets that do not fit its shape"),
     "negative": ({"a": entry(-8, 0, shape=[2])}, 8, r"tensor 'a' has a damaged shape or offsets"),
     "absurd": ({"a": entry(0, 2**70, shape=[2**68])}, 8, r"tensor 'a' has a damaged shape or offsets"),
+    "nine dimensions": ({"a": entry(0, 4, shape=[1] * 9)}, 4, r"tensor 'a' has a damaged shape or offsets"),
     "three offsets": ({"a": entry(0, 8) | {"data_offsets": [0, 4, 8]}}, 8, r"'a' has a damaged shape or offsets"),
     "no shape": ({"a": {"dtype": "F32", "data_offsets": [0, 4]}}, 4, r"'a' has a damaged shape or offsets"),
     "dtype": ({"a": entry(0, 4, dtype="F31")}, 4, r"tensor 'a' has the unknown dtype 'F31'"),

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -205,6 +206,14 @@ MAPS = {
         lambda tensors: tensors.update(t2d=np.roll(tensors["t2d"], 1)),
         "and 't2d' name different tokens",
     ),
+    "ids or offsets, and no members to tell": (
+        lambda tensors: (tensors.update(d2t=np.arange(len(IDS)) * 2), tensors.pop("t2d")),
+        "may hold token ids, or ids minus their row, and there is no 't2d' to tell; say which with --d2t offsets|abs",
+    ),
+    "offsets out of order, and no members to tell": (
+        lambda tensors: (tensors.update(d2t=tensors["d2t"][::-1] - 3), tensors.pop("t2d")),
+        "may hold token ids, or ids minus their row, and there is no 't2d' to tell",
+    ),
     "floats": (
         lambda tensors: tensors.update(d2t=tensors["d2t"].astype(np.float32)),
         "tensor 'd2t' is F32 [95], not I64 or I32 [95]",
@@ -227,3 +236,21 @@ def test_a_damaged_map_of_the_vocabulary_is_refused(tmp_path, target, case):
     folder = speculators_checkpoint(tmp_path / "drafter", config, tensors)
     with pytest.raises(CheckpointError, match=re.escape(message)):
         convert(folder, target.path, tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("said", "held", "expected"),
+    [
+        (None, np.zeros(len(IDS), np.int64), range(len(IDS))),
+        ("offsets", np.arange(len(IDS)) * 2, range(0, 3 * len(IDS), 3)),
+        ("absolute", np.arange(len(IDS)) * 2, range(0, 2 * len(IDS), 2)),
+    ],
+)
+def test_a_map_without_members_is_read_as_proven_or_as_the_user_says(tmp_path, target, said, held, expected):
+    drafter = drafter_config(1)
+    tensors = lively_tensors(drafter) | own_tables(IDS) | {"d2t": held}
+    config = speculators_config(1, drafter, draft_vocab_size=len(IDS))
+    folder = speculators_checkpoint(tmp_path / "drafter", config, tensors)
+    convert(folder, target.path, tmp_path / "out.gguf", overrides=Overrides(d2t=said))
+    tensor = next(tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors if tensor.name == "d2t")
+    assert tensor.data.tolist() == list(expected)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from gguf.constants import GGUFValueType
 
+from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter.checking.drafter_facts import DrafterFacts
 from dflash2.converter.checking.findings import Finding, error, ok, warning
 from dflash2.converter.checking.forks import Spelling, is_dspark
@@ -21,6 +22,7 @@ from dflash2.converter.checking.loader_table import (
     missing_sizes,
     must_be_f32,
 )
+from dflash2.converter.graph_size import largest_kernel
 from dflash2.errors import GGUFError
 from dflash2.gguf_info import GGUFInfo, TensorInfo
 
@@ -70,8 +72,9 @@ def _keys(info: GGUFInfo, _facts: DrafterFacts) -> Iterator[Finding]:
 
 
 def _block_size(_info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
-    if facts.block_size is None or facts.block_size < 2:
-        yield error("block_size", expected="2 or more", found=facts.block_size, fix=f"{RECONVERT} --block-size")
+    if facts.block_size is None or not MIN_BLOCK_SIZE <= facts.block_size <= MAX_BLOCK_SIZE:
+        expected = f"{MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}"
+        yield error("block_size", expected=expected, found=facts.block_size, fix=f"{RECONVERT} --block-size")
     else:
         yield ok("block_size", facts.block_size)
 
@@ -123,6 +126,16 @@ def _selector(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:
             yield error("conv_group", expected=f"a divisor of {hidden}", found=group, fix=RECONVERT)
         else:
             yield ok("conv_group", group)
+        yield _kernel(info, facts.convolution.taps)
+
+
+def _kernel(info: GGUFInfo, taps: int) -> Finding:
+    layers = max(info.integer(info.own("block_count")) or 1, 1)
+    longest = largest_kernel(layers, len(info.tensors))
+    if not 1 <= taps <= longest:
+        fix = "train with a shorter kernel: llama.cpp's graph has no room for this one and aborts"
+        return error("conv_kernel", expected=f"1 to {longest} for {layers} layers", found=taps, fix=fix)
+    return ok("conv_kernel", taps)
 
 
 def _window(info: GGUFInfo, facts: DrafterFacts) -> Iterator[Finding]:

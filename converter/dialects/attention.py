@@ -23,10 +23,17 @@ def read_attention(
     """
     named = _sliding_layers(config, layers)
     one_rule = config.flag("is_causal")
+    other = drafter.flag("causal")
+    said: tuple[str, ...] = ()
     if one_rule is None:
-        one_rule = drafter.flag("causal")
+        one_rule = other
+    elif other not in (None, one_rule):
+        said = (f"'is_causal' {one_rule} goes before 'causal' {other}, as in the reference.",)
     if drafter.flag("use_swa"):
-        return _every_layer_slides(config, drafter, named, one_rule, sliding_window)
+        attention, notes = _every_layer_slides(config, drafter, named, one_rule, sliding_window)
+        return attention, (*said, *notes)
+    if drafter.get("use_swa") is None and drafter.get("swa_window_size") is not None:
+        said = (*said, "'swa_window_size' is not used: 'use_swa' is absent.")
     window, notes = _window(config, sliding_window) if any(named) else (None, ())
     attention = Attention(
         sliding=named,
@@ -34,7 +41,7 @@ def read_attention(
         causal_full=bool(one_rule),
         causal_sliding=True if one_rule is None else one_rule,
     )
-    return attention, notes
+    return attention, (*said, *notes)
 
 
 def read_layers(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, Selector
+from dflash2.converter.dialects.contradictions import refuse_foreign
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
 from dflash2.converter.dialects.rope import read_rope
+from dflash2.converter.graph_size import largest_kernel
 from dflash2.errors import UnsupportedCheckpointError
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -50,11 +53,12 @@ def read_backbone(
     """
     top, drafter = layout.top, layout.drafter
     hidden_size, head_dim = top.integer("hidden_size"), _head_dim(top)
+    refuse_foreign((*drafter.scopes, *top.scopes), top, head_dim)
     heads, kv_heads = top.integer("num_attention_heads"), top.integer("num_key_value_heads")
     if heads % kv_heads:
         raise top.wrong("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
     softcap = drafter.optional_number("final_logit_softcapping")
-    convolution, selector = _dflash2_parts(drafter, architecture, hidden_size)
+    convolution, selector = _dflash2_parts(drafter, architecture, hidden_size, layout.layers)
     return DrafterConfig(
         architecture=architecture,
         layers=layout.layers,
@@ -83,6 +87,7 @@ def read_backbone(
         attention_bias=bool(top.flag("attention_bias")),
         attention_sinks=bool(drafter.flag("attention_sink_bias")),
         own_embeddings=top.flag("has_embed_tokens") is not False,
+        own_head=top.flag("has_lm_head") is not False,
         tied_embeddings=bool(top.flag("tie_word_embeddings")),
         target_layers=top.optional_integer("num_target_layers"),
         name_or_path=top.text("_name_or_path"),
@@ -134,7 +139,7 @@ def _block_size(drafter: Fields, overrides: Overrides) -> int:
     if overrides.block_size is not None:
         return overrides.block_size
     flag = "--block-size"
-    return drafter.agreed("block_size", flag).integer("block_size", minimum=2, flag=flag)
+    return drafter.agreed("block_size", flag).integer("block_size", MIN_BLOCK_SIZE, MAX_BLOCK_SIZE, flag)
 
 
 def _mask_token(drafter: Fields, overrides: Overrides) -> int:
@@ -159,7 +164,9 @@ def _activation(top: Fields) -> str | None:
     return _ACTIVATIONS[name]
 
 
-def _dflash2_parts(drafter: Fields, architecture: str, hidden_size: int) -> tuple[Convolution | None, Selector | None]:
+def _dflash2_parts(
+    drafter: Fields, architecture: str, hidden_size: int, layers: int
+) -> tuple[Convolution | None, Selector | None]:
     """Convolution and selector come together or not at all (the loader's rule)."""
     is_dflash2 = "DFlash2" in architecture or any(drafter.get(key) is not None for key in _DFLASH2_KEYS)
     if not is_dflash2:
@@ -169,6 +176,12 @@ def _dflash2_parts(drafter: Fields, architecture: str, hidden_size: int) -> tupl
     if hidden_size % convolution.group:
         raise drafter.wrong(
             "conv_group_size", f"is {convolution.group}, which does not divide 'hidden_size' {hidden_size}"
+        )
+    longest = largest_kernel(layers)
+    if convolution.taps > longest:
+        raise UnsupportedCheckpointError(
+            f"{drafter.path}: 'conv_kernel_size' is {convolution.taps}, but llama.cpp's graph of {layers} layers holds"
+            f" {longest} at most and ends the process beyond that; train with a shorter kernel."
         )
     lattice = selector.top_k * (selector.top_k + 1)
     if hidden_size < lattice:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash2.converter.entry import fits_f32
 from dflash2.errors import CheckpointError
 
 JsonObject = Mapping[str, Any]
@@ -58,12 +59,12 @@ class Fields:
         return value
 
     def optional_number(self, key: str) -> float | None:
-        """A finite number that fits 32-bit floats."""
+        """A number that is finite as a 32-bit float, and not 0 unless it is 0."""
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 3.4e38:
-            raise self.wrong(key, f"is {_show(value)}, not a finite number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_f32(value):
+            raise self.wrong(key, f"is {_show(value)}, not a finite number that 32 bits hold")
         return float(value)
 
     def number(self, key: str) -> float:
@@ -119,7 +120,7 @@ class Fields:
 def load_json_object(path: Path) -> JsonObject:
     """The JSON object in `path`; raises CheckpointError if it is missing, not JSON, or not an object."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+        value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} has no {path.name}; give the folder of a drafter checkpoint.") from error
     except OSError as error:
@@ -129,6 +130,16 @@ def load_json_object(path: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object; download it again.")
     return value
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of `pairs`; raises ValueError if a name appears twice, as readers differ on which one counts."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the name {key!r} appears twice")
+        values[key] = value
+    return values
 
 
 def _is_count(value: object) -> bool:

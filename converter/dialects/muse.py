@@ -7,6 +7,7 @@ from dataclasses import replace
 from dflash2.converter.config import Attention, DrafterConfig
 from dflash2.converter.dialects.attention import read_layers
 from dflash2.converter.dialects.backbone import Layout, read_backbone, read_taps
+from dflash2.converter.dialects.contradictions import refuse_draft_vocabulary
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
 from dflash2.converter.dialects.zlab import zlab_name
@@ -27,6 +28,7 @@ def read_muse(top: Fields, architecture: str, overrides: Overrides) -> DrafterCo
     `use_sliding_window`. That window is inclusive (distance <= sliding_window), one token more than llama.cpp's.
     """
     layout = Layout(top, top, whole_head_rope=True)
+    refuse_draft_vocabulary(top, top.integer("vocab_size"))
     kinds = Fields(top.path, (*top.scopes, {"layer_types": ["sliding_attention"] * layout.layers}))
     always = overrides.sliding_window is not False
     attention, notes = read_layers(kinds, layout.layers, always, causal=False)

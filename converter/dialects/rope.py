@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash2.converter.config import Rope, RopeScaling
-from dflash2.converter.dialects.fields import Fields
+from dflash2.converter.dialects.fields import Fields, JsonObject
 from dflash2.errors import UnsupportedCheckpointError
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -43,8 +43,14 @@ def read_rope(config: Fields, head_dim: int, *, whole_head: bool = False, theta:
     """
     section = _rope_section(config)
     both = Fields(config.path, (*section.scopes, *config.scopes))
-    kind = section.text("rope_type") or section.text("type") or "default"
-    dimensions = head_dim if whole_head and kind == "default" else _rotated_dimensions(both, head_dim)
+    kind = _rope_type(section)
+    if theta is None:
+        _refuse_two(section, config, "rope_theta", "; remove the one that is wrong, or give it with --rope-theta")
+    if whole_head and kind == "default":
+        dimensions = head_dim
+    else:
+        _refuse_two(section, config, "partial_rotary_factor")
+        dimensions = _rotated_dimensions(both, head_dim)
     inputs = _Inputs(section, both, theta or both.number("rope_theta"), dimensions)
     reader = _SCALINGS.get(kind)
     if reader is None:
@@ -61,6 +67,27 @@ def read_rope(config: Fields, head_dim: int, *, whole_head: bool = False, theta:
     return Rope(inputs.theta, inputs.dimensions, scaling, factors, neox)
 
 
+def _rope_type(section: Fields) -> str:
+    new, old = section.text("rope_type"), section.text("type")
+    if new and old and new != old:
+        raise section.wrong("rope_type", f"is {new!r} and 'type' {old!r}; remove the one that is wrong")
+    return new or old or "default"
+
+
+def _refuse_two(section: Fields, config: Fields, key: str, way: str = "; remove the one that is wrong") -> None:
+    """Raise CheckpointError if rope section and top level say `key` differently."""
+    inner, outer = section.get(key), config.get(key)
+    if inner is not None and outer is not None and inner != outer:
+        raise section.wrong(key, f"is {inner} and {config.prefix + key!r} {outer}{way}")
+
+
+def refuse_flat_beside_kinds(config: Fields, name: str, section: JsonObject) -> None:
+    """Raise CheckpointError for keys of one rope beside those of one rope per kind of layer."""
+    flat = [key for key, value in section.items() if key not in _LAYER_KINDS and value is not None]
+    if flat:
+        raise config.wrong(name, f"has {flat[0]!r} beside a rope per kind of layer; remove what is wrong")
+
+
 def _rope_section(config: Fields) -> Fields:
     parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
     if parameters and scaling and parameters != scaling:
@@ -73,6 +100,7 @@ def _rope_section(config: Fields) -> Fields:
             raise UnsupportedCheckpointError(
                 f"{config.path}: {name!r} differ between full and sliding layers; llama.cpp's drafters have one rope."
             )
+        refuse_flat_beside_kinds(config, name, section)
         section = by_kind[0]
     return Fields(config.path, (section,), prefix=f"{name}.")
 

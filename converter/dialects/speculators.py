@@ -16,6 +16,7 @@ from dflash2.converter.dialects.attention import read_layers
 from dflash2.converter.dialects.backbone import Layout, read_backbone, read_taps
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
+from dflash2.converter.dialects.rope import refuse_flat_beside_kinds
 from dflash2.converter.dialects.vocabulary import MEMBERS, OFFSETS
 from dflash2.errors import UnsupportedCheckpointError
 
@@ -38,7 +39,8 @@ def read_speculators(top: Fields, architecture: str, overrides: Overrides) -> Dr
         attention=attention,
         notes=notes,
     )
-    return replace(config, draft_vocab_size=_draft_vocabulary(top, config), unused_tensors=_UNUSED)
+    rows = _draft_vocabulary(top, config)
+    return replace(config, draft_vocab_size=rows, draft_vocab_map=overrides.d2t, unused_tensors=_UNUSED)
 
 
 def _layers(top: Fields) -> Fields:
@@ -48,6 +50,7 @@ def _layers(top: Fields) -> Fields:
     rope = layers.section("rope_parameters")
     if "sliding_attention" not in rope:
         return layers
+    refuse_flat_beside_kinds(layers, "rope_parameters", rope)
     return replace(layers, scopes=({"rope_parameters": rope["sliding_attention"]}, *layers.scopes))
 
 

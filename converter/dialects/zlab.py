@@ -8,6 +8,7 @@ from __future__ import annotations
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.dialects.attention import read_attention
 from dflash2.converter.dialects.backbone import Layout, read_backbone, read_taps
+from dflash2.converter.dialects.contradictions import refuse_draft_vocabulary, refuse_levels
 from dflash2.converter.dialects.fields import Fields
 from dflash2.converter.dialects.overrides import Overrides
 
@@ -26,8 +27,11 @@ def zlab_name(name: str) -> str:
 
 
 def zlab_layout(top: Fields) -> Layout:
-    """A Qwen3 config whose `dflash_config` goes before its top level."""
-    return Layout(top, Fields(top.path, (top.section("dflash_config"), *top.scopes)))
+    """A Qwen3 config whose `dflash_config` goes before its top level; raises CheckpointError where they contradict."""
+    refuse_levels(top)
+    drafter = Fields(top.path, (top.section("dflash_config"), *top.scopes))
+    refuse_draft_vocabulary(drafter, top.integer("vocab_size"))
+    return Layout(top, drafter)
 
 
 def read_zlab(top: Fields, architecture: str, overrides: Overrides) -> DrafterConfig:

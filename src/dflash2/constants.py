@@ -8,6 +8,10 @@ SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 # Folder of llama.cpp inside the sdist.
 SDIST_SOURCE_FOLDER = f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}/vendor/llama.cpp"
 
+# Tokens of a block: an anchor and a draft at least; far above what any drafter was trained with, far below what would
+# exhaust memory.
+MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 2, 1024
+
 # GGUF architecture of every DFlash drafter, v1 and 2.
 DRAFTER_ARCHITECTURE = "dflash"
 # What forks of llama.cpp call it; `dflash2 upgrade` rewrites such files.

@@ -29,6 +29,10 @@ class DraftVocabularyError(Dflash2Error):
     """The tokens of a trimmed head cannot be chosen from what was given."""
 
 
+class OptionError(Dflash2Error):
+    """An option of a call has a value that it cannot have."""
+
+
 class OutputError(Dflash2Error):
     """An output file cannot be written."""
 

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from dflash2 import converter, hub
 from dflash2.commands.terminal import FILE, HELP, console, errors
-from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds
+from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
+from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds, VocabularyMap
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -51,7 +52,11 @@ def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     multiple=True,
     help="Type of the matrices in whose GGUF name PATTERN is found, as 'fc=q8_0' or 'ffn_(up|gate)=q4_k'; repeatable.",
 )
-@click.option("--block-size", type=click.IntRange(2, 1024), help="Tokens per block, where the checkpoint names none.")
+@click.option(
+    "--block-size",
+    type=click.IntRange(MIN_BLOCK_SIZE, MAX_BLOCK_SIZE),
+    help="Tokens per block, where the checkpoint names none.",
+)
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="The drafter's mask token, likewise.")
 @click.option(
     "--sliding-window",
@@ -67,6 +72,11 @@ def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     "--rope-theta",
     type=click.FloatRange(min=0, min_open=True),
     help="Base of the drafter's rotary embedding, where the checkpoint names two.",
+)
+@click.option(
+    "--d2t",
+    type=click.Choice(["offsets", "absolute"]),
+    help="Whether the map of a reduced vocabulary holds token ids minus their row, or as they are.",
 )
 @click.option(
     "--embed-target-head",
@@ -100,6 +110,7 @@ def convert(
     sliding_window: str | None,
     tap_ids: TapIds | None,
     rope_theta: float | None,
+    d2t: VocabularyMap | None,
     embed_target_head: bool,
     draft_vocab: int | None,
     draft_vocab_from: tuple[Path, ...],
@@ -111,6 +122,14 @@ def convert(
     """
     if (draft_vocab is None) != (not draft_vocab_from):
         raise click.UsageError("--draft-vocab N and --draft-vocab-from FILE belong together; give both.")
+    overrides = Overrides(
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        sliding_window=None if sliding_window is None else sliding_window == "on",
+        tap_ids=tap_ids,
+        rope_theta=rope_theta,
+        d2t=d2t,
+    )
     known = converter.resolve(drafter)
     name = known.drafter if known else drafter
     if known is None and not Path(drafter).exists() and not hub.is_repo_id(drafter):
@@ -135,13 +154,7 @@ def convert(
             output or Path(_default_name(name, outtype)),
             outtype=outtype,
             tensor_types=tensor_types,
-            overrides=Overrides(
-                block_size=block_size,
-                mask_token_id=mask_token_id,
-                sliding_window=None if sliding_window is None else sliding_window == "on",
-                tap_ids=tap_ids,
-                rope_theta=rope_theta,
-            ),
+            overrides=overrides,
             embed_target_head=embed_target_head,
             draft_vocab=None if draft_vocab is None else DraftVocabulary(draft_vocab, draft_vocab_from),
             progress=_reporting(bar, "writing"),
