@@ -124,10 +124,16 @@ def assert_one_sentence(result: subprocess.CompletedProcess, says: str) -> None:
     assert says in lines[0]
 
 
-def test_debug_shows_the_traceback(demo, tmp_path):
-    result = run("dflash2", "--debug", "convert", tmp_path, "--target", demo.target, "-o", tmp_path / "out.gguf")
+@pytest.mark.parametrize("command", [("dflash2", "--debug", "convert"), ("dflash2-convert", "--debug")])
+def test_debug_shows_the_traceback(demo, tmp_path, command):
+    result = run(*command, tmp_path, "--target", demo.target, "-o", tmp_path / "out.gguf")
     assert result.returncode == 1
     assert "Traceback" in result.stderr
+
+
+def test_debug_may_follow_the_name_of_a_command_and_is_in_its_help(tmp_path):
+    assert "Traceback" in run("dflash2", "inspect", tmp_path / "gone", "--debug").stderr
+    assert "--debug" in run("dflash2-convert", "--help").stdout
 
 
 def test_drafter_given_as_target_is_one_sentence(drafter_gguf, tmp_path):

@@ -152,7 +152,11 @@ def test_list_shows_every_pair_and_why_one_cannot_run():
     lines = {line.split()[1]: line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2] != " "}
     assert len(lines) == 17
     assert lines["qwen3.8-27b"].rstrip(" │").endswith("yes")
-    assert lines["kimi-k2.5"].rstrip(" │").endswith("no")
+    answers = {key: [cell.strip() for cell in line.split("│")][-3:-1] for key, line in lines.items()}
+    assert answers["kimi-k2.5"] == ["yes", "no"]
+    assert answers["gpt-oss-20b"] == ["no", "no"]
+    assert answers["mimo-v2.5-pro"] == ["option", "yes"]
+    assert "mimo-v2.5-pro: convert with --rope-theta THETA: the checkpoint names two bases;" in result.stdout
     assert "kimi-k2.5: llama.cpp publishes no layer inputs for deepseek2 targets\n" in result.stdout
 
 

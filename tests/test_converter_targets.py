@@ -255,6 +255,36 @@ def test_keys_are_those_of_upstream(tmp_path, upstream, architecture):
     assert ours == upstream.keys(folder, pre, tmp_path / "theirs.gguf")
 
 
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [],
+    "special_tokens": {},
+}
+POST_PROCESSORS = {
+    "bytes": BYTE_LEVEL,
+    "bytes in a sequence": {"type": "Sequence", "processors": [BYTE_LEVEL]},
+    "bytes and bos": {"type": "Sequence", "processors": [BYTE_LEVEL, TEMPLATE]},
+    "bos": TEMPLATE,
+    "neither": {"type": "Sequence", "processors": []},
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("says", [{}, {"add_bos_token": True, "add_eos_token": True}, {"bos_token": "<|endoftext|>"}])
+@pytest.mark.parametrize("name", POST_PROCESSORS)
+def test_whether_bos_and_eos_are_added_is_what_upstream_says(tmp_path, upstream, name, says):
+    """llama.cpp compares them with the target's before it drafts."""
+    folder = tmp_path / "target"
+    write_target_config(folder, "Qwen3ForCausalLM", vocab_size=write_tokenizer(folder, "byte level", "qwen2"))
+    content = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": POST_PROCESSORS[name]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"} | says))
+    ours = tokenizer_keys(as_gguf(read_target(folder), tmp_path / "ours.gguf"))
+    assert ours == upstream.keys(folder, "qwen2", tmp_path / "theirs.gguf")
+
+
 REAL = {
     "qwen2": ("Qwen3ForCausalLM", QWEN2_PATTERN),
     "llama-bpe": ("LlamaForCausalLM", LLAMA3_PATTERN),

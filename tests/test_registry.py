@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from dflash2 import native
+from dflash2.commands.convert import convert
 from dflash2.constants import TAPPABLE_ARCHITECTURES
 from dflash2.converter import RegistryEntry, availability, close_names, list_dict, resolve
 from dflash2.converter.checking.registry import registry
@@ -26,6 +27,11 @@ def test_entry_agrees_with_itself(entry):
         assert entry.taps[-1] < entry.target_layers
     assert entry.block_size is None or 2 <= entry.block_size <= 16
     assert native.knows_architecture(entry.target_architecture)
+    assert entry.converts in ("yes", "with-option", "no")
+    assert (entry.conversion is None) is (entry.converts == "yes")
+    if entry.converts == "with-option":
+        options = {name for option in convert.params for name in option.opts}
+        assert entry.conversion.split()[0] in options
 
 
 def test_dflash2_pairs_come_first_with_the_facts_of_their_configs():
@@ -48,7 +54,21 @@ def test_targets_that_publish_nothing_cannot_run_and_the_reason_names_them(key):
 def test_every_other_pair_runs_on_the_library_at_hand():
     here = {one.entry.key for one in availability() if one.here}
     assert here == {entry.key for entry in registry() if entry.stock_obstacle is None}
-    assert len(here) == 13
+    assert len(here) == 11
+
+
+def test_what_converts_is_told_apart_from_what_runs():
+    by_answer = {}
+    for entry in registry():
+        by_answer.setdefault(entry.converts, []).append(entry.key)
+    assert by_answer["no"] == ["gpt-oss-20b", "gpt-oss-120b", "laguna-s-2.1", "laguna-xs-2.1"]
+    assert by_answer["with-option"] == ["mimo-v2.5-pro", "nemotron-3.5-lightning-30b-a3b"]
+    assert resolve("nemotron-3.5-lightning-30b-a3b").block_size is None
+    assert resolve("mimo-v2.5-pro").conversion.startswith("--rope-theta ")
+    assert resolve("kimi-k2.5").stock_obstacle.startswith("llama.cpp publishes no layer inputs")
+    found = next(one for one in availability() if one.entry.key == "gpt-oss-20b")
+    assert found.here is False
+    assert found.reason.startswith("it is not converted: its attention biases are not zero")
 
 
 def test_list_as_json_has_every_field_of_every_entry():

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 from dflash2 import hub, native
 from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
@@ -19,6 +20,8 @@ from dflash2.errors import GGUFError, NativeError
 SCHEMA = "dflash2.list/1"
 _DATA = "registry.json"
 
+Converts = Literal["yes", "with-option", "no"]
+
 
 @dataclass(frozen=True)
 class RegistryEntry:
@@ -26,7 +29,8 @@ class RegistryEntry:
 
     `key` is its short name, `method` 1 for DFlash and 2 for DFlash 2. `drafter` and `target` are repository ids,
     `target_architecture` is the target's name in GGUF. `layers` and `hidden_size` are the drafter's, `taps` count
-    from 0 as in config.json, out of `target_layers`. `license` is the one the model card states.
+    from 0 as in config.json, out of `target_layers`. `converts` says whether this package converts the drafter, and
+    `conversion` with which option, or why not. `license` is the one the model card states.
     """
 
     key: str
@@ -40,6 +44,8 @@ class RegistryEntry:
     taps: tuple[int, ...]
     target_layers: int | None
     mask_token_id: int | None
+    converts: Converts
+    conversion: str | None
     license: str | None
     note: str | None
 
@@ -52,7 +58,7 @@ class RegistryEntry:
         final = self.target_layers is not None and max(self.taps) == self.target_layers - 1
         if final and architecture not in FINAL_TAP_ARCHITECTURES:
             return f"it taps the last layer, which llama.cpp does not publish for {architecture} targets"
-        return None
+        return f"it is not converted: {self.conversion}" if self.converts == "no" else None
 
 
 @dataclass(frozen=True)

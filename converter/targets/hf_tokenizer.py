@@ -18,6 +18,7 @@ from dflash2.constants import DRAFTER_ARCHITECTURE, PRE_TOKENIZERS
 from dflash2.converter.dialects.fields import Fields, load_json_object
 from dflash2.converter.entry import BOOL, FLOATS, INTEGERS, STRING, STRINGS, U32, Entry
 from dflash2.converter.targets.facts import TOKENS
+from dflash2.converter.targets.post_processor import read_post_processor
 from dflash2.converter.targets.sentencepiece_file import read_pieces
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
 
@@ -167,6 +168,7 @@ def _special_vocabulary(folder: Path, vocabulary: _Vocabulary, config: Fields) -
         special = gguf.SpecialVocab(
             folder, load_merges=vocabulary.merges, special_token_types=tuple(kinds), n_vocab=len(vocabulary.tokens)
         )
+        _post_process(folder, special, kinds)
     except Exception as error:  # whatever a damaged file makes it raise
         raise CheckpointError(
             f"{folder}: {TOKENIZER_FILE} and {_CONFIG_FILE} cannot be read together; download them."
@@ -176,6 +178,14 @@ def _special_vocabulary(folder: Path, vocabulary: _Vocabulary, config: Fields) -
             f"{folder / TOKENIZER_FILE} has no merge rules; download it again, or give a GGUF of the target."
         )
     return special
+
+
+def _post_process(folder: Path, special: gguf.SpecialVocab, kinds: list[str]) -> None:
+    tokenizer = _optional_json(folder / TOKENIZER_FILE)
+    found = read_post_processor(tokenizer, _optional_json(folder / _CONFIG_FILE))
+    special.add_special_token |= found.added
+    ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
+    special.special_token_ids |= {k: ids[text] for k, text in found.named.items() if k in kinds and text in ids}
 
 
 def _from_json(found: _TokenizerJson, architecture: str, vocab_size: int | None) -> _Vocabulary:

@@ -54,7 +54,10 @@ def cli(debug: bool) -> None:
     """DFlash 2 speculative decoding for llama.cpp, llama-cpp-python and Ollama."""
 
 
+# After a command's name too, where `dflash2-convert` has no other place for it.
+_DEBUG = click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
 for command in (convert, inspect, check, upgrade, list_pairs, run, demo):
+    command.params.append(_DEBUG)
     cli.add_command(command)
 
 

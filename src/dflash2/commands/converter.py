@@ -133,7 +133,7 @@ def _change_line(change: Change) -> str:
 @click.command("list", context_settings=HELP)
 @click.option("--json", "as_json", is_flag=True, help="All facts as JSON (docs/inspect.md has the schema).")
 def list_pairs(as_json: bool) -> None:
-    """List the published pairs, and say which of them run on the llama.cpp at hand."""
+    """List the published pairs, and say which can be converted and which run on the llama.cpp at hand."""
     found = converter.availability()
     if as_json:
         click.echo(json.dumps(converter.list_dict(found), indent=2))
@@ -142,12 +142,17 @@ def list_pairs(as_json: bool) -> None:
     table.add_column("name", no_wrap=True)
     table.add_column("DFlash", justify="right")
     table.add_column("drafter", overflow="fold")
-    table.add_column("runs here")
+    table.add_column("converts")
+    table.add_column("runs\nhere")
     for one in found:
         runs = {True: "yes", False: "no", None: "unknown"}[one.here]
-        table.add_row(one.entry.key, str(one.entry.method), one.entry.drafter, runs)
+        table.add_row(one.entry.key, str(one.entry.method), one.entry.drafter, _CONVERTS[one.entry.converts], runs)
     console.print(table)
     for one in found:
-        for remark in (one.reason, one.entry.note, one.entry.license and f"licence {one.entry.license}"):
+        option = one.entry.converts == "with-option" and f"convert with {one.entry.conversion}"
+        for remark in (one.reason, option, one.entry.note, one.entry.license and f"licence {one.entry.license}"):
             if remark:
                 console.print(f"{one.entry.key}: {remark}", markup=False, soft_wrap=True)
+
+
+_CONVERTS = {"yes": "yes", "with-option": "option", "no": "no"}
