@@ -30,6 +30,7 @@ from dflash2.errors import (
     TargetMismatchError,
     UnsupportedCheckpointError,
 )
+from dflash2.gguf_info import read_gguf_info
 
 
 @dataclass
@@ -510,11 +511,39 @@ def test_output_folder_that_cannot_be_written_is_named(job):
         convert(job.drafter, job.target, folder / "out.gguf")
 
 
+# --- half characters
+
+
+def test_half_a_character_in_the_config_is_named(job):
+    rewrite_config(job, _name_or_path="\udc80")
+    sentence = "{config}: '_name_or_path' is not text (a lone surrogate); correct or remove it."
+    assert_refused(job, CheckpointError, sentence)
+
+
+def test_half_a_character_in_a_key_is_named(job):
+    rewrite_config(job, rope_scaling={"\ud800": 1})
+    sentence = "{config}: the key '\\ud800' is not text (a lone surrogate); correct or remove it."
+    assert_refused(job, CheckpointError, sentence)
+
+
+def test_character_spelled_as_two_halves_is_text(job):
+    (job.drafter / "config.json").write_text(json.dumps(drafter_config(_name_or_path="owner/\U0001f600")))
+    convert(job.drafter, job.target, job.output)
+    assert read_gguf_info(job.output).metadata["general.name"] == "\U0001f600"
+
+
+def test_half_a_character_in_the_card_is_named(job):
+    (job.drafter / "README.md").write_text('---\nlicense: "\\uD800"\n---\n')
+    sentence = "{drafter}/README.md: 'license' is not text (a lone surrogate); correct or remove it."
+    assert_refused(job, CheckpointError, sentence)
+
+
 # --- anything at all
 
+TEXTS = st.text(st.characters(), max_size=8)  # halves of characters too, as JSON can spell them
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
 OPTIONAL_KEYS = {"rope_parameters", "quantization_config", "_name_or_path", "use_swa", "causal", "num_target_layers"}

@@ -542,8 +542,14 @@ def test_no_merge_rules(tmp_path):
 def test_half_a_character_is_no_token(tmp_path):
     write_target_config(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"\\ud800": 0}, "merges": []}}')
-    sentence = "FOLDER has a token that is not text (a lone surrogate); download it again."
+    sentence = "FOLDER/tokenizer.json: the key '\\ud800' is not text (a lone surrogate); correct or remove it."
     assert refused(tmp_path, CheckpointError) == sentence
+
+
+def test_half_a_character_in_the_chat_template(qwen_folder):
+    (qwen_folder / "tokenizer_config.json").write_text('{"chat_template": "\\ud800"}')
+    sentence = "FOLDER: 'chat_template' is not text (a lone surrogate); correct or remove it."
+    assert refused(qwen_folder, CheckpointError).endswith(sentence.removeprefix("FOLDER"))
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 40])

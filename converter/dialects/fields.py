@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 
 from dflash2.converter.entry import fits_f32
 from dflash2.errors import CheckpointError
+from dflash2.regular_file import open_file
+from dflash2.text import HALF_CHARACTER, NOT_TEXT
 
 JsonObject = Mapping[str, Any]
 # Largest value of the format's u32 that is also a sane count.
 _MAX_INTEGER = 2**31 - 1
+# An escape in the JSON that spells half a character, or one of two halves.
+_MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,9 @@ class Fields:
 def load_json_object(path: Path) -> JsonObject:
     """The JSON object in `path`; raises CheckpointError if it is missing, not JSON, or not an object."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=unique_keys)
+        with open_file(path) as file:
+            text = file.read().decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=unique_keys)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} has no {path.name}; give the folder of a drafter checkpoint.") from error
     except OSError as error:
@@ -129,6 +136,8 @@ def load_json_object(path: Path) -> JsonObject:
         raise CheckpointError(f"{path} is not valid JSON ({error}); download it again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object; download it again.")
+    if _MAY_BE_HALF.search(text):
+        _refuse_half_characters(path, value)
     return value
 
 
@@ -140,6 +149,22 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the name {key!r} appears twice")
         values[key] = value
     return values
+
+
+def _refuse_half_characters(path: Path, value: JsonObject) -> None:
+    """JSON can spell half a character (a lone surrogate), which no file can hold as text."""
+    below: list[tuple[str, object]] = [("", value)]
+    while below:
+        name, inner = below.pop()
+        if isinstance(inner, str) and HALF_CHARACTER.search(inner):
+            raise CheckpointError(f"{path}: {name!r} {NOT_TEXT}")
+        if isinstance(inner, dict):
+            for key, item in inner.items():
+                if HALF_CHARACTER.search(key):
+                    raise CheckpointError(f"{path}: the key {key!r} {NOT_TEXT}")
+                below.append((f"{name}.{key}" if name else key, item))
+        elif isinstance(inner, list):
+            below += [(name, item) for item in inner]
 
 
 def _is_count(value: object) -> bool:

@@ -21,6 +21,7 @@ from dflash2.converter.targets.facts import TOKENS
 from dflash2.converter.targets.post_processor import read_post_processor
 from dflash2.converter.targets.sentencepiece_file import read_pieces
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
+from dflash2.text import HALF_CHARACTER, NOT_TEXT
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -114,7 +115,11 @@ def read_tokenizer(folder: Path, architecture: str, config: Fields) -> tuple[Ent
             " GGUF of the target."
         )
     _require_text(folder, vocabulary.tokens)
-    return tuple(_entries(folder, architecture, vocabulary, config))
+    entries = tuple(_entries(folder, architecture, vocabulary, config))
+    for entry in entries:
+        if isinstance(entry.value, str) and HALF_CHARACTER.search(entry.value):
+            raise CheckpointError(f"{folder}: {entry.key.rpartition('.')[2]!r} {NOT_TEXT}")
+    return entries
 
 
 def base_vocabulary(path: Path) -> dict[int, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 
 from dflash2.errors import CheckpointError
+from dflash2.text import HALF_CHARACTER, NOT_TEXT
 
 CARD = "README.md"
 _OWN_TERMS = "other"
@@ -22,11 +23,15 @@ def read_card(folder: Path) -> Mapping[str, object]:
         card = gguf.Metadata.load_model_card(folder)
     except Exception as error:  # whatever the YAML parser of gguf raises
         raise CheckpointError(f"{folder / CARD} has no readable model card; correct or remove it.") from error
-    return {
+    texts = {
         key: value
         for key, value in card.items()
         if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
     }
+    for key, value in texts.items():
+        if any(map(HALF_CHARACTER.search, [value] if isinstance(value, str) else value)):
+            raise CheckpointError(f"{folder / CARD}: {key!r} {NOT_TEXT}")
+    return texts
 
 
 def license_of(card: Mapping[str, object]) -> str | None:
