@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.errors import CheckpointError
+from dflash2.regular_file import open_file
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -45,7 +46,7 @@ class StoredTensor:
     def read(self, start: int, n_bytes: int) -> npt.NDArray[np.uint8]:
         """Bytes `start` to `start + n_bytes` of the tensor; raises CheckpointError if they cannot be read."""
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.offset + start)
                 data = np.fromfile(file, np.uint8, n_bytes)
         except OSError as error:
@@ -59,7 +60,7 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     """The tensors of one file; raises CheckpointError if it is truncated or not a safetensors file."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
             prefix = file.read(_LENGTH_BYTES)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else size
             if length > size - _LENGTH_BYTES:

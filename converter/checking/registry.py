@@ -15,6 +15,7 @@ from pathlib import Path
 from dflash2 import native
 from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
 from dflash2.errors import NativeError
+from dflash2.regular_file import exists
 
 SCHEMA = "dflash2.list/1"
 _DATA = "registry.json"
@@ -86,7 +87,7 @@ def resolve(name: str) -> RegistryEntry | None:
 
     None for anything else, and for a file or folder of that name, which goes first.
     """
-    if not name or Path(name).exists():
+    if not name or exists(Path(name)):
         return None
     wanted = name.casefold()
     return next((entry for entry in registry() if wanted in _names(entry)), None)
