@@ -512,9 +512,7 @@ def test_no_merge_rules(tmp_path):
 def test_half_a_character_is_no_token(tmp_path):
     write_target_config(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"\\ud800": 0}, "merges": []}}')
-    sentence = (
-        "FOLDER/tokenizer.json: the key '\\ud800' is not text (a lone surrogate); correct or remove it."
-    )
+    sentence = "FOLDER/tokenizer.json: the key '\\ud800' is not text (a lone surrogate); correct or remove it."
     assert refused(tmp_path, CheckpointError) == sentence
 
 

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from dflash2 import converter, hub
 from dflash2.commands.terminal import FILE, HELP, console, errors
 from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds
+from dflash2.converter.dialects.layout import refuse_gguf
+from dflash2.regular_file import exists
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -113,9 +115,11 @@ def convert(
         raise click.UsageError("--draft-vocab N and --draft-vocab-from FILE belong together; give both.")
     known = converter.resolve(drafter)
     name = known.drafter if known else drafter
-    if known is None and not Path(drafter).exists() and not hub.is_repo_id(drafter):
+    refuse_gguf(Path(drafter))
+    if known is None and drafter and not exists(Path(drafter)) and not hub.is_repo_id(drafter):
         raise click.UsageError(_unknown(drafter))
-    target = target or (known.target if known else None)
+    if target is None and known:
+        target = known.target
     if target is None:
         raise click.UsageError(f"--target is needed: {drafter!r} is no published pair that names its target.")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -170,9 +174,7 @@ def _reporting(bar: Progress, what: str) -> Callable[[int, int], None]:
 
 def _default_name(drafter: str, outtype: str) -> str:
     """`dflash-NAME-TYPE.gguf`: llama-server finds drafters beside a target by the first word."""
-    stem = re.sub(
-        "^dflash-", "", Path(drafter).resolve().name if Path(drafter).exists() else drafter.rsplit("/", 1)[-1]
-    )
+    stem = re.sub("^dflash-", "", Path(drafter).resolve().name if exists(Path(drafter)) else drafter.rsplit("/", 1)[-1])
     return f"dflash-{stem}-{outtype.upper()}.gguf"
 
 
