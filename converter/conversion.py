@@ -18,10 +18,12 @@ from dflash2.converter.outtypes import parse_outtype
 from dflash2.converter.plan import plan_tensors
 from dflash2.converter.provenance import input_files, license_notes
 from dflash2.converter.quantized import open_quantized
-from dflash2.converter.targets.pair import check_pair, check_tokens, read_target
+from dflash2.converter.targets.pair import check_pair, check_tokens, parts_of, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
 from dflash2.converter.writer import Progress, check_output, replacing
+from dflash2.errors import CheckpointError
 from dflash2.hub import Snapshot
+from dflash2.regular_file import system_errors
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Conversion:
     notes: tuple[str, ...]
 
 
+@system_errors(CheckpointError)
 def convert(
     drafter: Path | Snapshot,
     target: Path | Snapshot,
@@ -98,7 +101,9 @@ def convert(
         mask_embedding=config.mask_embedding,
     )
     read = {place.config, *place.beside_weights(), *(tensor.path for tensor in stored.values())}
-    check_output(output, [target, *read, *carried])
+    fetched = (file.path for file in (*drafter_source.files, *target_source.files))
+    folders = [folder for folder in (drafter, place.weights, target) if folder.is_dir()]
+    check_output(output, [*parts_of(target), *read, *carried, *fetched], folders)
     types = plan_types(plan.tensors, wanted, tensor_types)
     inputs = input_files(drafter_source, read, target_source)
     metadata, hashed = build_metadata(

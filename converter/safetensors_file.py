@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dflash2.converter.dialects.fields import unique_keys
 from dflash2.errors import CheckpointError
+from dflash2.regular_file import open_file
 
 _LENGTH_BYTES = 8
 _MAX_DIMENSIONS = 8  # no drafter has more than 3; the format names no limit
@@ -47,7 +48,7 @@ class StoredTensor:
     def read(self, start: int, n_bytes: int) -> npt.NDArray[np.uint8]:
         """Bytes `start` to `start + n_bytes` of the tensor; raises CheckpointError if they cannot be read."""
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.offset + start)
                 data = np.fromfile(file, np.uint8, n_bytes)
         except OSError as error:
@@ -61,7 +62,7 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     """The tensors of one file; raises CheckpointError if it is truncated or not a safetensors file."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
             prefix = file.read(_LENGTH_BYTES)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else size
             if length > size - _LENGTH_BYTES:

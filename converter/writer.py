@@ -16,40 +16,70 @@ from dflash2.converter.encoding import Chunk, EncodedTensor, chunks, encode
 from dflash2.converter.entry import Entry
 from dflash2.converter.header import TensorRow, aligned, header
 from dflash2.errors import OutputError
+from dflash2.gguf_info import is_gguf
+from dflash2.regular_file import exists
 
 Progress = Callable[[int, int], None]
 
 _MAX_WORKERS = 4
+_SUFFIX = ".gguf"
+_NAME_PART = 32  # characters
 
 
-def check_output(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise OutputError if `output` is a folder or device, has no folder to go to, or would replace an input."""
-    if output.is_dir():
-        raise OutputError(f"{output} is a folder; give the path of the GGUF file to write.")
-    if not output.parent.is_dir():
-        raise OutputError(f"Cannot write {output}: the folder {output.parent} does not exist; create it.")
-    if output.exists():
-        if not output.is_file():
-            raise OutputError(
-                f"Cannot write {output}: it is a device or pipe, not a file; give the path of a GGUF file."
-            )
-        for path in inputs:
-            if path.exists() and output.samefile(path):
-                raise OutputError(f"Cannot write {output}: it is an input of this conversion; give another path.")
+def check_output(output: Path, inputs: Iterable[Path], folders: Iterable[Path] = ()) -> None:
+    """Raise OutputError unless a GGUF file may be written to `output`, before anything is.
+
+    Refused are a folder or device, what has no folder to go to, any of `inputs`, and what is in one of the checkpoint
+    `folders` and no GGUF file: whether it was read or not, it belongs to a checkpoint. Links are followed.
+    """
+    try:
+        place = _behind_links(output)
+        if place.is_dir():
+            raise OutputError(f"{output} is a folder; give the path of the GGUF file to write.")
+        if place.is_symlink():
+            raise OutputError(f"Cannot write {output}: it is a link that leads to itself; remove it.")
+        if not place.parent.is_dir():
+            raise OutputError(f"Cannot write {output}: the folder {place.parent} does not exist; create it.")
+        if place.exists():
+            _check_replaced(output, place, inputs, folders)
+    except ValueError as error:
+        raise OutputError(f"Cannot write {str(output)!r}: its name holds a zero byte; give another path.") from error
+    except OSError as error:
+        raise OutputError(f"Cannot write {output}: {error.strerror or error}.") from error
+
+
+def _check_replaced(output: Path, place: Path, inputs: Iterable[Path], folders: Iterable[Path]) -> None:
+    if not place.is_file():
+        raise OutputError(f"Cannot write {output}: it is a device or pipe, not a file; give the path of a GGUF file.")
+    if any(exists(path) and place.samefile(path) for path in inputs):
+        raise OutputError(f"Cannot write {output}: it is an input of this conversion; give another path.")
+    if place.suffix == _SUFFIX or is_gguf(place):
+        return
+    for folder in folders:
+        if any(parent.samefile(folder) for parent in place.parents):
+            raise OutputError(f"Cannot write {output}: it is a file of the checkpoint in {folder}; give another path.")
+
+
+def _behind_links(output: Path) -> Path:
+    """The file that `output` stands for; a link in a circle stands for itself."""
+    return Path(os.path.realpath(output))
 
 
 @contextmanager
 def replacing(output: Path) -> Iterator[Path]:
     """A path beside `output` to write to; it takes the place of `output` when the block ends without an error.
 
-    Whatever happens, `output` is the whole new file or what it was before. Raises OutputError for the system's errors.
+    Whatever happens, `output` (of a link, what it leads to) is the whole new file or what it was before. Raises
+    OutputError for the system's errors.
     """
-    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+    place = _behind_links(output)
+    # Far from the 255 bytes of a name, whatever follows.
+    temporary = place.with_name(f".{place.name[:_NAME_PART]}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.replace(output)
+        temporary.replace(place)
     except OSError as error:
         raise OutputError(f"Cannot write {output}: {error.strerror or error}.") from error
     finally:

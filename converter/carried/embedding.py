@@ -22,6 +22,7 @@ from typing_extensions import override
 from dflash2.converter.sources import Bytes, Derived, Floats, Source, n_bytes, row_length
 from dflash2.errors import CheckpointError, GGUFError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
+from dflash2.regular_file import open_file
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Read by the loader for an NVFP4 head alone.
@@ -67,7 +68,7 @@ class GGUFRows(Source):
         """Raises GGUFError if the file cannot be read."""
         row_bytes = n_bytes(row_length(self), self.raw_type)
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.tensor.offset + start * row_bytes)
                 data = np.fromfile(file, np.uint8, count * row_bytes)
         except OSError as error:

@@ -20,6 +20,7 @@ from dflash2.converter.checking.inspection_rows import Row, rows_of
 from dflash2.converter.checking.registry import require_local
 from dflash2.errors import CheckpointError, GGUFError
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
+from dflash2.regular_file import system_errors
 
 Kind = Literal["drafter", "fork drafter", "model", "checkpoint"]
 
@@ -80,6 +81,7 @@ class Inspection:
         return inspection_dict(self, tensors=tensors)
 
 
+@system_errors(GGUFError)
 def inspect(path: Path | str) -> Inspection:
     """Say what the GGUF file or the checkpoint folder at `path` is; no weights are read.
 

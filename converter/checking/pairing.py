@@ -24,6 +24,7 @@ from dflash2.converter.dialects.overrides import NO_OVERRIDES, Overrides
 from dflash2.converter.targets.pair import Target, check_tokens, read_target
 from dflash2.errors import CheckpointError, GGUFError, NativeError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
+from dflash2.regular_file import system_errors
 
 SCHEMA = "dflash2.check/1"
 # Tokenizer versions differ in a few reserved names; more than this share is another tokenizer.
@@ -90,6 +91,7 @@ class _Side:
     target_layers: int | None = None
 
 
+@system_errors(GGUFError)
 def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -> Report:
     """Check a pair without loading it.
 

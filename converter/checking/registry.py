@@ -16,6 +16,7 @@ from typing import Literal
 from dflash2 import hub, native
 from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
 from dflash2.errors import GGUFError, NativeError
+from dflash2.regular_file import exists
 
 SCHEMA = "dflash2.list/1"
 _DATA = "registry.json"
@@ -92,7 +93,7 @@ def resolve(name: str) -> RegistryEntry | None:
 
     None for anything else, and for a file or folder of that name, which goes first.
     """
-    if not name or Path(name).exists():
+    if not name or exists(Path(name)):
         return None
     wanted = name.casefold()
     return next((entry for entry in registry() if wanted in _names(entry)), None)
@@ -105,7 +106,7 @@ def require_local(path: Path, *, target: bool = False) -> None:
     """
     name = path.as_posix()
     known = resolve(name)
-    if path.exists() or path.suffix == ".gguf" or not (known or hub.is_repo_id(name)):
+    if exists(path) or path.suffix == ".gguf" or not (known or hub.is_repo_id(name)):
         return
     give = f"run `dflash2-convert {name}{'' if known else ' --target TARGET'}` and give the GGUF file that it writes"
     if target:

@@ -20,10 +20,11 @@ from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.converter.checking.forks import MASK_TOKEN, TARGET_LAYERS, Spelling, is_drafter, is_dspark, read_spelling
 from dflash2.converter.entry import BOOL, INTEGERS, U32, Entry
 from dflash2.converter.header import header
-from dflash2.converter.targets.pair import Target, read_target
+from dflash2.converter.targets.pair import Target, parts_of, read_target
 from dflash2.converter.writer import Progress, check_output, replacing
 from dflash2.errors import GGUFError, OutputError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
+from dflash2.regular_file import system_errors
 
 _ARCHITECTURE = "general.architecture"
 _ALIGNMENT = "general.alignment"
@@ -66,6 +67,7 @@ class Wishes:
     tap_shift: int | None = None
 
 
+@system_errors(GGUFError)
 def upgrade(
     old: Path,
     output: Path | None = None,
@@ -98,12 +100,13 @@ def upgrade(
     old = Path(old)
     info = read_gguf_info(old)
     _check_upgradable(info)
-    facts = read_target(Path(target)) if target is not None else None
+    target = Path(target) if target is not None else None
+    facts = read_target(target) if target is not None else None
     wishes = Wishes(facts, mask_token_id, causal_swa, tap_shift)
     new, changes = plan_upgrade(info, wishes)
     if not changes:
         return Upgrade(None, (), old.stat().st_size)
-    place = _place(old, output, in_place)
+    place = _place(old, output, in_place, target)
     with replacing(place) as temporary:
         _copy(info, new, temporary, progress)
         if in_place:
@@ -210,16 +213,19 @@ def _values_as_wide_as_keys(info: GGUFInfo) -> bool:
     return keys is not None and keys == shapes.get("blk.0.attn_v.weight") and _KEY_LENGTH in info.metadata
 
 
-def _place(old: Path, output: Path | None, in_place: bool) -> Path:
+def _place(old: Path, output: Path | None, in_place: bool, target: Path | None) -> Path:
+    inputs = [] if target is None else [*parts_of(target)]
+    folders = [target] if target is not None and target.is_dir() else []
     if in_place:
         if output is not None:
             raise OutputError("--in-place replaces the file itself; leave out the output.")
+        check_output(old, inputs, folders)
         return old.resolve()  # the file behind a link, not the link
     if output is None:
         raise OutputError(f"{old} needs an upgrade; name the file to write with -o, or replace it with --in-place.")
     if output.exists() and output.samefile(old):
         raise OutputError(f"Cannot write {output}: it is the file to upgrade; give another path, or use --in-place.")
-    check_output(output, [old])
+    check_output(output, [old, *inputs], folders)
     return output
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dflash2.converter.dialects.fields import load_json_object
 from dflash2.errors import CheckpointError
+from dflash2.gguf_info import is_gguf
 
 _CONFIG = "config.json"
 # (folder of config.json, folder of the weights), below the folder that the user gave.
@@ -36,11 +37,21 @@ class Place:
         return tuple(path for pattern in _BESIDE for path in sorted(self.weights.glob(pattern)))
 
 
+def refuse_gguf(path: Path) -> None:
+    """Raise CheckpointError if `path` is no checkpoint but a GGUF file."""
+    if is_gguf(path):
+        raise CheckpointError(
+            f"{path} is a GGUF file already; `dflash2 inspect` says what it is, `dflash2 upgrade` puts the metadata of"
+            " a drafter right."
+        )
+
+
 def find_drafter(folder: Path, is_drafter: Callable[[object], bool]) -> Place:
     """The first place below `folder` whose config.json has `architectures` of a drafter, else the first that is there.
 
     `is_drafter` judges the raw value of `architectures`. Raises CheckpointError if there is no config.json.
     """
+    refuse_gguf(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the folder with config.json and the safetensors files.")
     places = [Place(folder / config / _CONFIG, folder / weights) for config, weights in _PLACES]

@@ -20,7 +20,7 @@ def read_mask_embedding(folder: Path, mask_token_id: int, hidden_size: int) -> t
     holds anything else or belongs to another mask token.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not path.exists():
         return None
     saved = read_torch_file(path)
     vector = saved

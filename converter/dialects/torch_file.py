@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.errors import CheckpointError, UnsupportedCheckpointError
+from dflash2.regular_file import open_file
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +55,7 @@ def read_torch_file(path: Path) -> Any:
     Raises CheckpointError for a damaged file, UnsupportedCheckpointError for one that holds anything else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             root = _root(path, archive)
             code = _member(path, archive, f"{root}/data.pkl", _MAX_PICKLE_BYTES)
             machine = _Machine(path, lambda key: _member(path, archive, f"{root}/data/{key}", _MAX_STORAGE_BYTES))

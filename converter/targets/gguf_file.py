@@ -37,6 +37,20 @@ def read_gguf_target(path: Path, label: str) -> Target:
     )
 
 
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """`path` and, if its name is that of one part of a split GGUF, the other parts that are there."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    others = path.parent.glob(f"*-of-{match['count']}{path.suffix}")
+    return (path, *(other for other in others if _is_part(other.name, match["stem"])))
+
+
+def _is_part(name: str, stem: str) -> bool:
+    match = _PART.fullmatch(name)
+    return match is not None and match["stem"] == stem
+
+
 def _require_first_part(info: GGUFInfo) -> None:
     number = info.integer("split.no")
     if not number:

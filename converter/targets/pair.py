@@ -7,12 +7,12 @@ from pathlib import Path
 from dflash2.constants import FINAL_TAP_ARCHITECTURES, TAPPABLE_ARCHITECTURES
 from dflash2.converter.config import DrafterConfig
 from dflash2.converter.targets.facts import Target
-from dflash2.converter.targets.gguf_file import read_gguf_target
+from dflash2.converter.targets.gguf_file import parts_of, read_gguf_target
 from dflash2.converter.targets.hf_folder import read_hf_target
 from dflash2.converter.targets.hf_tokenizer import TOKENIZER_FILE, base_vocabulary
 from dflash2.errors import TargetMismatchError, UnsupportedCheckpointError
 
-__all__ = ["Target", "check_pair", "check_tokens", "read_target"]
+__all__ = ["Target", "check_pair", "check_tokens", "parts_of", "read_target"]
 
 
 def read_target(path: Path, label: str | None = None) -> Target:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2.errors import CheckpointError
+from dflash2.regular_file import open_file
 
 # ModelProto.pieces, and SentencePiece's own fields.
 _PIECES = 1
@@ -32,7 +33,8 @@ class Piece:
 def read_pieces(path: Path) -> list[Piece]:
     """All pieces in order of their ids; raises CheckpointError if the file is no SentencePiece model."""
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read()
         pieces = [_piece(value) for field, value in _fields(data) if field == _PIECES and isinstance(value, bytes)]
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
+import threading
+from types import FrameType
 
 import click
 
@@ -24,6 +27,7 @@ def _call(command: click.Command) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to fail
+    _exit_on_signals()
     try:
         command.main(standalone_mode=False)
     except Dflash2Error as error:
@@ -36,8 +40,9 @@ def _call(command: click.Command) -> None:
     except OSError as error:
         if debug:
             raise
+        what = "cannot write the output" if error.filename is None else f"cannot use {error.filename}"
         with contextlib.suppress(OSError):
-            errors.print(f"error: cannot write the output: {error.strerror}", style="red", markup=False)
+            errors.print(f"error: {what}: {error.strerror}", style="red", markup=False, soft_wrap=True)
         os._exit(1)  # the streams cannot be flushed any more
     except click.ClickException as error:
         error.show()
@@ -45,6 +50,21 @@ def _call(command: click.Command) -> None:
     except (click.Abort, KeyboardInterrupt):
         errors.print("aborted")
         sys.exit(130)
+
+
+def _exit_on_signals() -> None:
+    """End on SIGTERM and SIGHUP as on an error, so that no temporary file stays; what nohup ignores stays ignored."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough: the exit is under way
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, leave)
 
 
 @click.group(context_settings=HELP)

@@ -20,6 +20,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
 from dflash2.errors import GGUFError
+from dflash2.regular_file import open_file
 
 Scalar: TypeAlias = "str | int | float | bool"
 MetadataValue: TypeAlias = "Scalar | tuple[Scalar, ...]"
@@ -147,16 +148,25 @@ def decode_value(encoded: bytes) -> MetadataValue:
 
 def read_gguf_info(path: Path) -> GGUFInfo:
     """Read the header of the GGUF file at `path`; raises GGUFError if it is no complete little-endian GGUF file."""
-    if (Path(path) / "config.json").is_file():
-        raise GGUFError(f"{path} is a checkpoint folder, not a GGUF file; convert it first with dflash2-convert.")
     try:
-        with Path(path).open("rb") as file:
+        if (Path(path) / "config.json").is_file():
+            raise GGUFError(f"{path} is a checkpoint folder, not a GGUF file; convert it first with dflash2-convert.")
+        with open_file(Path(path)) as file:
             if file.read(4) != _MAGIC:
                 raise GGUFError(f"{path} is not a GGUF file; give the path of a .gguf model.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(Path(path), data)
     except OSError as error:
         raise GGUFError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a file that begins as GGUF files do."""
+    try:
+        with open_file(path) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def _parse(path: Path, data: mmap.mmap) -> GGUFInfo:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from dflash2.regular_file import open_file
+
 _CHUNK_BYTES = 4 << 20
 
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of the file's bytes, 64 hexadecimal characters; raises OSError if it cannot be read."""
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         buffer = bytearray(_CHUNK_BYTES)
         view = memoryview(buffer)
         while count := file.readinto(buffer):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dflash2.errors import CheckpointError, HubError
 from dflash2.hashing import sha256_file
 from dflash2.model_card import CARD, license_of, read_card
+from dflash2.regular_file import exists
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -104,9 +105,11 @@ def is_repo_id(text: str) -> bool:
 def _resolve(
     spec: str | Path, choose: _Choose, revision: str | None, offline: bool, progress: Progress | None
 ) -> Snapshot:
+    if spec == "":
+        raise HubError("The name of a model is empty; give a path, or a Hub id such as org/name.")
     path = Path(spec)
     text = path.as_posix() if isinstance(spec, Path) else spec
-    if path.exists():
+    if exists(path):
         if revision is not None:
             raise HubError(f"A revision ({revision}) is given, but {spec} is a local path; leave it out.")
         return Snapshot(path)

@@ -6,17 +6,20 @@ import errno
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from dflash2.errors import Dflash2Error
 
 _NO_FILE = "it is a pipe, socket or device; give a file"
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open `path` for reading; raises OSError, for a pipe, socket or device too (reading one may never end)."""
-    mode = path.stat().st_mode
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "its name holds a zero byte", str(path)) from error
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, _NO_FILE, str(path))
     return path.open("rb")

@@ -13,6 +13,8 @@ from dflash2 import converter, hub
 from dflash2.commands.terminal import FILE, HELP, console, errors
 from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds, VocabularyMap
+from dflash2.converter.dialects.layout import refuse_gguf
+from dflash2.regular_file import exists
 
 
 def _pairs(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -132,7 +134,8 @@ def convert(
     )
     known = converter.resolve(drafter)
     name = known.drafter if known else drafter
-    if known is None and not Path(drafter).exists() and not hub.is_repo_id(drafter):
+    refuse_gguf(Path(drafter))
+    if known is None and drafter and not exists(Path(drafter)) and not hub.is_repo_id(drafter):
         raise click.UsageError(_unknown(drafter, "no folder"))
     target = _target(target) or (known.target if known else None)
     if target is None:
@@ -183,15 +186,13 @@ def _reporting(bar: Progress, what: str) -> Callable[[int, int], None]:
 
 def _default_name(drafter: str, outtype: str) -> str:
     """`dflash-NAME-TYPE.gguf`: llama-server finds drafters beside a target by the first word."""
-    stem = re.sub(
-        "^dflash-", "", Path(drafter).resolve().name if Path(drafter).exists() else drafter.rsplit("/", 1)[-1]
-    )
+    stem = re.sub("^dflash-", "", Path(drafter).resolve().name if exists(Path(drafter)) else drafter.rsplit("/", 1)[-1])
     return f"dflash-{stem}-{outtype.upper()}.gguf"
 
 
 def _target(name: str | None) -> str | None:
     """The target that `name` stands for: that of a pair if it names one; a usage error if it is nothing known."""
-    if name is None or Path(name).exists() or hub.is_repo_id(name):
+    if name is None or exists(Path(name)) or hub.is_repo_id(name):
         return name
     known = converter.resolve(name)
     if known is None:
