@@ -174,6 +174,8 @@ def _special_vocabulary(folder: Path, vocabulary: _Vocabulary, config: Fields) -
             folder, load_merges=vocabulary.merges, special_token_types=tuple(kinds), n_vocab=len(vocabulary.tokens)
         )
         _post_process(folder, special, kinds)
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever a damaged file makes it raise
         raise CheckpointError(
             f"{folder}: {TOKENIZER_FILE} and {_CONFIG_FILE} cannot be read together; download them."

@@ -137,7 +137,7 @@ def convert(
     refuse_gguf(Path(drafter))
     if known is None and drafter and not exists(Path(drafter)) and not hub.is_repo_id(drafter):
         raise click.UsageError(_unknown(drafter, "no folder"))
-    target = _target(target) or (known.target if known else None)
+    target = (known.target if known else None) if target is None else _target(target)
     if target is None:
         raise click.UsageError(f"--target is needed: {drafter!r} is no published pair that names its target.")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -190,9 +190,9 @@ def _default_name(drafter: str, outtype: str) -> str:
     return f"dflash-{stem}-{outtype.upper()}.gguf"
 
 
-def _target(name: str | None) -> str | None:
+def _target(name: str) -> str:
     """The target that `name` stands for: that of a pair if it names one; a usage error if it is nothing known."""
-    if name is None or exists(Path(name)) or hub.is_repo_id(name):
+    if exists(Path(name)) or hub.is_repo_id(name):
         return name
     known = converter.resolve(name)
     if known is None:
