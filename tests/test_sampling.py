@@ -323,7 +323,7 @@ def test_an_exception_of_a_processor_reaches_the_caller(small, verify):
 def test_low_level_sampling_checks_too(small):
     small.reset()
     small._sampler = None
-    with pytest.raises(NativeError, match="were not computed"):
+    with pytest.raises(NativeError, match="are not kept"):
         small.eval([5, 6, 7])
         small.sample(idx=0)
     with pytest.raises(SamplingError):
