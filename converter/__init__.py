@@ -17,6 +17,7 @@ from dflash2.converter.checking.registry import (
 from dflash2.converter.checking.upgrade import Change, Upgrade, upgrade
 from dflash2.converter.config import Attention, Convolution, DrafterConfig, Rope, RopeScaling, Selector
 from dflash2.converter.conversion import Conversion, convert
+from dflash2.converter.dialects.layout import refuse_gguf
 from dflash2.converter.dialects.overrides import Overrides, TapIds, VocabularyMap
 from dflash2.converter.outtypes import DIRECT_TYPES, OUT_TYPES, TENSOR_TYPES
 
@@ -53,6 +54,7 @@ __all__ = [
     "convert",
     "inspect",
     "list_dict",
+    "refuse_gguf",
     "resolve",
     "upgrade",
 ]

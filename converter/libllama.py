@@ -12,16 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from gguf.constants import GGMLQuantizationType, LlamaFileType
-from gguf.quants import dequantize
+from gguf.constants import LlamaFileType
 from typing_extensions import override
 
 from dflash2 import native
 from dflash2.converter.encoding import EncodedTensor
 from dflash2.converter.entry import Entry
+from dflash2.converter.gguf_rows import GGUFRows
 from dflash2.converter.plan import PlannedTensor
-from dflash2.converter.sources import Bytes, Floats, Source, n_bytes, row_count, row_length
 from dflash2.converter.type_plan import TypePlan
 from dflash2.converter.writer import Progress, write_gguf
 from dflash2.errors import NativeError
@@ -117,21 +115,14 @@ def _quantised_as(tensor: EncodedTensor, info: GGUFInfo, found: Mapping[str, Ten
     if name not in found:
         return tensor
     source = Quantised(info.path, found[name], tensor.planned.shape)
-    return EncodedTensor(PlannedTensor(name, source), source.type)
+    return EncodedTensor(PlannedTensor(name, source), source.raw_type)
 
 
 @dataclass(frozen=True)
-class Quantised(Source):
-    """A tensor of a GGUF file, whatever its type."""
+class Quantised(GGUFRows):
+    """A tensor as the quantiser left it, in the planned shape: ggml has no trailing dimensions of one."""
 
-    path: Path
-    tensor: TensorInfo
     outer_first: tuple[int, ...]
-
-    @property
-    def type(self) -> GGMLQuantizationType:
-        """Type as stored."""
-        return GGMLQuantizationType[self.tensor.type_name]
 
     @property
     @override
@@ -140,20 +131,5 @@ class Quantised(Source):
 
     @property
     @override
-    def label(self) -> str:
-        return f"{self.path}: tensor {self.tensor.name!r}"
-
-    @property
-    @override
-    def raw_type(self) -> GGMLQuantizationType | None:
-        return self.type
-
-    @override
-    def raw(self, start: int, count: int) -> Bytes:
-        width = n_bytes(row_length(self), self.type)
-        return np.fromfile(self.path, np.uint8, count * width, offset=self.tensor.offset + start * width)
-
-    @override
-    def rows(self, start: int, count: int) -> Floats:
-        assert 0 <= start <= start + count <= row_count(self)
-        return dequantize(self.raw(start, count).reshape(count, -1), self.type)
+    def fixed_type(self) -> bool:
+        return False

@@ -120,11 +120,11 @@ def write_gguf(
             for tensor, offset in zip(tensors, offsets, strict=True)
             for chunk in chunks(tensor)
         ]
-        done = 0
+        done, wanted = 0, sum(tensor.n_bytes for tensor in tensors)
         for write in as_completed(writes):
             done += write.result()
             if progress:
-                progress(done, sum(tensor.n_bytes for tensor in tensors))
+                progress(done, wanted)
         known = {key: done.result() for key, done in hashes.items()}
         entries = [replace(entry, value=known[entry.key]) if entry.key in known else entry for entry in metadata]
         file.write(header(DRAFTER_ARCHITECTURE, entries, table))

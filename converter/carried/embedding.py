@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import quantize
 from typing_extensions import override
 
-from dflash2.converter.sources import Bytes, Derived, Floats, Source, n_bytes, row_length
+from dflash2.converter.gguf_rows import GGUFRows
+from dflash2.converter.sources import Bytes, Derived, Floats, Source, row_length
 from dflash2.errors import CheckpointError, GGUFError, TargetMismatchError
-from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
-from dflash2.regular_file import open_file
+from dflash2.gguf_info import GGUFInfo, read_gguf_info
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Read by the loader for an NVFP4 head alone.
@@ -34,60 +34,6 @@ _FALLBACK = _Type.F16
 _F16_MAX = 65504.0
 _WIDE = (_Type.F32, _Type.BF16)
 _SHARD = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>\d{5})\.gguf")
-
-
-@dataclass(frozen=True)
-class GGUFRows(Source):
-    """A tensor of a GGUF file; its bytes are copied, never encoded again."""
-
-    path: Path
-    tensor: TensorInfo
-
-    @property
-    @override
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape[::-1]
-
-    @property
-    @override
-    def label(self) -> str:
-        return f"{self.path}: tensor {self.tensor.name!r}"
-
-    @property
-    @override
-    def raw_type(self) -> GGMLQuantizationType:
-        return GGMLQuantizationType[self.tensor.type_name]
-
-    @property
-    @override
-    def fixed_type(self) -> bool:
-        return True
-
-    @override
-    def raw(self, start: int, count: int) -> Bytes:
-        """Raises GGUFError if the file cannot be read."""
-        row_bytes = n_bytes(row_length(self), self.raw_type)
-        try:
-            with open_file(self.path) as file:
-                file.seek(self.tensor.offset + start * row_bytes)
-                data = np.fromfile(file, np.uint8, count * row_bytes)
-        except OSError as error:
-            raise GGUFError(f"Cannot read {self.path}: {error.strerror or error}.") from error
-        if data.size != count * row_bytes:
-            raise GGUFError(f"{self.path} is truncated in tensor {self.tensor.name!r}; copy it again.")
-        return data
-
-    @override
-    def rows(self, start: int, count: int) -> Floats:
-        """Raises GGUFError if the file cannot be read, or for a type the gguf package cannot dequantise."""
-        try:
-            values = dequantize(self.raw(start, count).reshape(count, -1), self.raw_type)
-        except NotImplementedError as error:
-            raise GGUFError(
-                f"{self.label} is {self.raw_type.name}, which the gguf package cannot dequantise; use a target of"
-                " another type."
-            ) from error
-        return values.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)

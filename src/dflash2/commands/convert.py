@@ -13,7 +13,6 @@ from dflash2 import converter, hub
 from dflash2.commands.terminal import FILE, HELP, console, errors
 from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds, VocabularyMap
-from dflash2.converter.dialects.layout import refuse_gguf
 from dflash2.regular_file import exists
 
 
@@ -134,7 +133,7 @@ def convert(
     )
     known = converter.resolve(drafter)
     name = known.drafter if known else drafter
-    refuse_gguf(Path(drafter))
+    converter.refuse_gguf(Path(drafter))
     if known is None and drafter and not exists(Path(drafter)) and not hub.is_repo_id(drafter):
         raise click.UsageError(_unknown(drafter, "no folder"))
     target = (known.target if known else None) if target is None else _target(target)
