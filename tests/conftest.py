@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from generation import EXACT
 
+from dflash2 import DFlashLlama
 from dflash2.converter import convert
 from dflash2.demo import DemoPair, demo_pair
 from dflash2.gguf_info import read_gguf_info
@@ -58,3 +60,18 @@ def drafter_v1_gguf(demo, tmp_path_factory) -> Path:
 def llama_cpp_source() -> Path:
     """Upstream's source tree, from the pinned sdist."""
     return source()
+
+
+@pytest.fixture
+def fresh(target_path, drafter_gguf):
+    """Makes DFlashLlama objects that the test need not close."""
+    made = []
+
+    def make(**kwargs):
+        options = {**EXACT, "depth": None, "auto_disable": False, **kwargs}
+        made.append(DFlashLlama(target_path, drafter_gguf, **options))
+        return made[-1]
+
+    yield make
+    for llama in made:
+        llama.close()

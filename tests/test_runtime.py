@@ -6,23 +6,15 @@ import pickle
 from pathlib import Path
 
 import pytest
+from generation import EXACT
+from generation import take_greedy as take
 from llama_cpp import Llama, LlamaGrammar, LlamaRAMCache, StoppingCriteriaList
 
 import dflash2.runtime
 from dflash2 import Dflash2Error, DFlashLlama
 from dflash2.errors import ContextLimitError, NativeError
 
-# One thread and flash attention: llama.cpp's CPU backend then computes one row and many rows bit for bit alike.
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 GREEDY = {"temp": 0.0}
-
-
-def take(llama, tokens, n, **sampling):
-    """The first `n` tokens that `llama` generates after `tokens`; the generator is closed then."""
-    generator = llama.generate(tokens, **(sampling or GREEDY))
-    taken = [token for _, token in zip(range(n), generator, strict=False)]
-    generator.close()
-    return taken
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +30,6 @@ def drafted(request, target_path, drafter_gguf, drafter_v1_gguf):
     llama = DFlashLlama(target_path, drafter, depth=None, auto_disable=False, **EXACT)
     yield llama
     llama.close()
-
-
-@pytest.fixture
-def fresh(target_path, drafter_gguf):
-    """Makes DFlashLlama objects that the test need not close."""
-    made = []
-
-    def make(**kwargs):
-        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "depth": None, "auto_disable": False, **kwargs}))
-        return made[-1]
-
-    yield make
-    for llama in made:
-        llama.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """Every request of the `llama_cpp.Llama` API, with drafting and without: text, reasons, usage, logprobs and chunks."""
 
 import pytest
+from generation import EXACT
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 from dflash2 import Dflash2Error, DFlashLlama
 from dflash2.errors import EmptyPromptError, UnsupportedCallError
 
-# One thread and flash attention: llama.cpp's CPU backend then computes one row and many rows bit for bit alike.
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 JSON_GRAMMAR = r"""
 root ::= "{" ws "\"n\":" ws [0-9]+ "}"
 ws ::= " "?

@@ -3,6 +3,7 @@
 import gguf
 import numpy as np
 import pytest
+from generation import take_greedy as take
 from llama_cpp import Llama
 
 from dflash2 import Dflash2Error, DFlashLlama
@@ -69,13 +70,6 @@ def hybrid(target_path, n_vocab, tmp_path_factory):
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def take(llama, tokens, n):
-    generator = llama.generate(tokens, temp=0.0)
-    taken = [token for _, token in zip(range(n), generator, strict=False)]
-    generator.close()
-    return taken
 
 
 @pytest.mark.parametrize("depth", [7, 2, 0])

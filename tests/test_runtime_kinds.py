@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from factories_targets import KINDS, RECURRENT, copying_drafter, make_kind, random_drafter
+from generation import EXACT
+from generation import take_greedy as take
 from gguf import GGMLQuantizationType
 from gguf_edit import edit_gguf, values_of
 from llama_cpp import Llama
@@ -11,16 +13,8 @@ from dflash2 import DFlashLlama
 from dflash2.constants import SNAPSHOT_ARCHITECTURES
 from dflash2.converter import convert
 
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 PROMPT = [40, 60, 70, 41, 99]
 N_TOKENS = 300
-
-
-def take(llama, tokens, n):
-    generator = llama.generate(tokens, temp=0.0)
-    taken = [token for _, token in zip(range(n), generator, strict=False)]
-    generator.close()
-    return taken
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import llama_cpp
 import numpy as np
 import pytest
+from generation import EXACT
 from gguf import GGUFWriter
 from llama_cpp import Llama, LlamaDiskCache, LlamaRAMCache
 
@@ -14,22 +15,7 @@ from dflash2.errors import NativeError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.runtime.state import DFlashState
 
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 GREEDY = {"max_tokens": 40, "temperature": 0.0}
-
-
-@pytest.fixture
-def fresh(target_path, drafter_gguf):
-    """Makes DFlashLlama objects that the test need not close."""
-    made = []
-
-    def make(**kwargs):
-        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "depth": None, "auto_disable": False, **kwargs}))
-        return made[-1]
-
-    yield make
-    for llama in made:
-        llama.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,17 @@
 import llama_cpp
 import pytest
 from factories_targets import copying_drafter, make_kind
+from generation import EXACT
+from generation import take_greedy as take
 from llama_cpp import Llama, LlamaRAMCache
 
 from dflash2 import DFlashLlama
 from dflash2.converter import convert
 
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 PROMPT = [40, 60, 70, 41, 99, 50, 61, 77]
 N_TOKENS = 48
 # Snapshots, two without, sliding layers that forget.
 KINDS = {"qwen35": {}, "lfm2": {}, "nemotron_h": {}, "gpt-oss": {"swa_full": False}}
-
-
-def take(llama, tokens, n, **more):
-    generator = llama.generate(tokens, temp=0.0, **more)
-    taken = [token for _, token in zip(range(n), generator, strict=False)]
-    generator.close()
-    return taken
 
 
 @pytest.fixture(scope="module", params=KINDS)

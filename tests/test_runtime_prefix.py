@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from factories_targets import VOCAB, make_kind, random_drafter
+from generation import take_greedy as take
 from llama_cpp import Llama, llama_get_logits
 
 from dflash2 import Dflash2Error, DFlashLlama
@@ -27,13 +28,6 @@ FORGETFUL = {
     "gpt-oss": {"swa_full": False},
 }
 WINDOWED = ("gemma4", "gpt-oss")  # these reach back some way without a checkpoint
-
-
-def take(llama, tokens, n):
-    generator = llama.generate(tokens, temp=0.0)
-    taken = [token for _, token in zip(range(n), generator, strict=False)]
-    generator.close()
-    return taken
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from generation import EXACT
 from llama_cpp import Llama, LogitsProcessorList, StoppingCriteriaList
 
 from dflash2 import Dflash2Error, DFlashLlama
 from dflash2.errors import NativeError
 
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 GREEDY = {"max_tokens": 40, "temperature": 0.0}
 
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from factories_sampling import CHARACTERS, END, make_small_pair
+from generation import EXACT, take
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList
 from llama_cpp._internals import LlamaSampler
 from numpy_chain import Chain
@@ -17,7 +18,6 @@ from dflash2.runtime.noise import Noise
 from dflash2.runtime.sampling import Sampling
 from dflash2.runtime.select import Chance, select
 
-EXACT = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 NEUTRAL = {"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 WORDS = 'root ::= ("self" | "return" | "if" | " " | "\\n" | "(" | ")" | [a-z])+'
 MODES = ("coupled", "rejection", "match")
@@ -55,13 +55,6 @@ def arguments_of(chain):
     return {**chain, "grammar": grammar and LlamaGrammar.from_string(grammar, verbose=False)}
 
 
-def take(llama, tokens, n, **sampling):
-    generator = llama.generate(tokens, **sampling)
-    taken = [token for _, token in zip(range(n), generator, strict=False)]
-    generator.close()
-    return taken
-
-
 def seeded(llama, tokens, n, chain, *, depth, seed=77):
     llama.depth = depth
     llama.reset()
@@ -78,19 +71,6 @@ def llama(request, target_path, drafter_gguf, drafter_v1_gguf):
     )
     yield made
     made.close()
-
-
-@pytest.fixture
-def fresh(target_path, drafter_gguf):
-    made = []
-
-    def make(**kwargs):
-        made.append(DFlashLlama(target_path, drafter_gguf, **{**EXACT, "depth": None, "auto_disable": False, **kwargs}))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ A process of its own, because that tree brings its own gguf package.
 """
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
+
+from upstream_service import serve
 
 source = Path(sys.argv[1])
 sys.path[:0] = [str(source), str(source / "gguf-py")]
@@ -50,12 +51,4 @@ def convert(drafter: str, target: str, output: str, outtype: str) -> None:
         Converter(Path(drafter), FILE_TYPES[outtype], Path(output), target_model_dir=Path(folder)).write()
 
 
-# Answers leave by the first stdout; whatever the converter prints goes to stderr.
-answers = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
-for line in sys.stdin:
-    try:
-        convert(*json.loads(line))
-        answers.write("\n")
-    except Exception as error:
-        answers.write(f"{type(error).__name__}: {error}".replace("\n", " ") + "\n")
+serve(convert)

@@ -4,10 +4,10 @@ Usage: upstream_vocab.py SOURCE. Each line of stdin is a JSON list [FOLDER, PRE,
 line, empty or the error. PRE answers the question which pre-tokenizer it is: upstream knows trained ones by a hash.
 """
 
-import json
-import os
 import sys
 from pathlib import Path
+
+from upstream_service import serve
 
 source = Path(sys.argv[1])
 sys.path[:0] = [str(source), str(source / "gguf-py")]
@@ -50,12 +50,4 @@ def convert(folder: str, pre: str, output: str) -> None:
     writer.close()
 
 
-# Answers leave by the first stdout; whatever the converter prints goes to stderr.
-answers = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
-for line in sys.stdin:
-    try:
-        convert(*json.loads(line))
-        answers.write("\n")
-    except Exception as error:
-        answers.write(f"{type(error).__name__}: {error}".replace("\n", " ") + "\n")
+serve(convert)
