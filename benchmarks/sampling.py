@@ -43,6 +43,7 @@ LENGTHS = {
 # Accepted length of coupled sampling over that of matching, v2 drafter.
 BARS = {"T=1, top-k 20, top-p 0.95": 1.10, "T=0.6, top-k 20, top-p 0.95": 1.0}
 VOCABULARY = 151_936
+FOREIGN = ("_decode", "_seq_rm", "_get_logits")  # what a context calls in llama.cpp each cycle
 MOST_MS = 0.3  # per row read at T = 0.8, top-k 20, top-p 0.95, and per cycle at T = 0
 
 
@@ -181,7 +182,7 @@ def accepted_lengths(options: argparse.Namespace, folder: Path) -> tuple[Table, 
 
 
 def costs(options: argparse.Namespace, folder: Path) -> tuple[Table, dict, list[str]]:
-    """Milliseconds of Python at the large vocabulary: medians over cycles, calls into llama.cpp taken out."""
+    """Milliseconds of Python at the large vocabulary: medians over cycles, llama.cpp's calls taken out."""
     target, drafter = wide_pair(folder)
     rows: dict[str, dict[str, float]] = {}
     with opened(target, drafter, options.threads) as llm:
@@ -205,10 +206,10 @@ def costs(options: argparse.Namespace, folder: Path) -> tuple[Table, dict, list[
 
 
 def cost(llm: DFlashLlama, prompts: list[list[int]], n: int, chain: dict) -> dict[str, float]:
-    """Median ms per cycle outside llama.cpp's decoding, and per call that chooses a token (sampler chain included)."""
-    decoding, cycles, choices = [0.0], [], []
-    session = llm._session
-    originals = {context: context._decode for context in (session.target, session.drafter)}
+    """Median ms per cycle outside llama.cpp's calls, and per call that chooses a token (sampler chain included)."""
+    native, cycles, choices = [0.0], [], []
+    contexts = (llm._session.target, llm._session.drafter)
+    originals = [(context, name, getattr(context, name)) for context in contexts for name in FOREIGN]
 
     def timed(function, spent):
         def call(*arguments):
@@ -221,7 +222,7 @@ def cost(llm: DFlashLlama, prompts: list[list[int]], n: int, chain: dict) -> dic
         return call
 
     def add(seconds):
-        decoding[0] += seconds
+        native[0] += seconds
 
     rule_of = llm._sampling.rule
 
@@ -233,20 +234,20 @@ def cost(llm: DFlashLlama, prompts: list[list[int]], n: int, chain: dict) -> dic
     def on_cycle(_):
         stats = llm.stats
         busy = sum(seconds for stage, seconds in stats.seconds.items() if stage != "host")
-        cycles.append(busy - decoding[0])
+        cycles.append(busy - native[0])
         llm.reset_stats()
-        decoding[0] = 0.0
+        native[0] = 0.0
 
-    for context, function in originals.items():
-        context._decode = timed(function, add)
+    for context, name, function in originals:
+        setattr(context, name, timed(function, add))
     llm._sampling.rule, llm.on_cycle = timed_rule, on_cycle
     try:
         for i, prompt in enumerate(prompts):
             take(llm, prompt, n, 100 + i, **chain)
             del cycles[-1:]  # closed inside
     finally:
-        for context, function in originals.items():
-            context._decode = function
+        for context, name, function in originals:
+            setattr(context, name, function)
         llm._sampling.rule, llm.on_cycle = rule_of, None
     result = {"cycle": 1e3 * median(cycles)}
     return {**result, "row": 1e3 * median(choices)} if choices else result

@@ -1,7 +1,7 @@
 """The DFlash 2 loop inside llama-cpp-python: inject, draft, select, verify, accept, rollback."""
 
 from dflash2.runtime.llama_compat import DFlashLlama
-from dflash2.runtime.session import Depth
+from dflash2.runtime.planning import Depth
 from dflash2.runtime.stats import CycleRecord, DraftStats
 
 __all__ = ["CycleRecord", "DFlashLlama", "Depth", "DraftStats"]

@@ -6,8 +6,9 @@ from collections.abc import Generator
 
 from dflash2.runtime.accept import Acceptance, Request
 from dflash2.runtime.draft import draft
+from dflash2.runtime.plain import plain
 from dflash2.runtime.rollback import rollback
-from dflash2.runtime.select import NOTHING, select
+from dflash2.runtime.select import select
 from dflash2.runtime.session import Session
 from dflash2.runtime.verify import verify
 
@@ -23,23 +24,24 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
     while True:
         position = request.position
         step = session.plan(position)
+        if not step.depth:
+            anchor = yield from plain(session, anchor, request)
+            continue
         session.noise[0] = session.block[0] = anchor
         clock.start()
 
-        session.inject(now=step.depth > 0)
+        session.inject(now=True)
         session.checkpoint_if_due()
         clock.lap("inject")
 
-        proposal, saved = NOTHING, None
-        if step.depth:
-            noise = session.noise[: min(step.block, session.drafter.n_ctx - position)]
-            rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
-            clock.lap("draft")
+        noise = session.noise[: min(step.block, session.drafter.n_ctx - position)]
+        rows = draft(session.drafter, noise, position, lattice=spec.top_k > 0)
+        clock.lap("draft")
 
-            proposal = select(rows, spec.top_k, position + 1, request.chance)
-            session.block[1 : len(noise)] = proposal.tokens
-            saved = session.saved_for_rollback()
-            clock.lap("select")
+        proposal = select(rows, spec.top_k, position + 1, request.chance)
+        session.block[1 : len(noise)] = proposal.tokens
+        saved = session.saved_for_rollback()
+        clock.lap("select")
 
         block = session.block[: 1 + step.depth]
         session.length = position + len(block)
@@ -55,16 +57,15 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
                 anchor = token
         finally:
             clock.start()
-            kept, surplus = request.position - position, 0
-            if step.depth or not kept:
-                surplus = rollback(
-                    session.target,
-                    session.drafter,
-                    block=block,
-                    position=position,
-                    kept=kept,
-                    injected=session.injected,
-                    saved=saved,
-                )
+            kept = request.position - position
+            surplus = rollback(
+                session.target,
+                session.drafter,
+                block=block,
+                position=position,
+                kept=kept,
+                injected=session.injection.reached,
+                saved=saved,
+            )
             clock.lap("rollback")
             session.finish(position, block, acceptance.accepted, kept, surplus)

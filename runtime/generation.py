@@ -41,7 +41,7 @@ def _reuse(llama: Any, tokens: list[int]) -> list[int]:
     session = llama._session
     session.settle()
     whole = shared == len(tokens)
-    covered = session.injected == shared or not session.injecting
+    covered = session.injection.reached == shared or not session.injecting
     if whole and covered and shared == llama.n_tokens > 0 and not llama._requires_eval:
         return []
     kept = session.reuse(shared - whole) if shared > whole else 0

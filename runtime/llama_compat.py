@@ -12,14 +12,15 @@ import numpy as np
 
 from dflash2 import native
 from dflash2.errors import Dflash2Error, NativeError
+from dflash2.hub import HubFolders, fetch_files
 from dflash2.runtime.checkpoints import CheckpointLimits
 from dflash2.runtime.checks import check_devices, check_options, check_ubatch
 from dflash2.runtime.detokenize import Detokenizer
 from dflash2.runtime.llama_calls import LlamaCalls
 from dflash2.runtime.pair import DrafterSpec, read_pair
-from dflash2.runtime.pretrained import HubFolders, download
+from dflash2.runtime.planning import Depth
 from dflash2.runtime.sampling import Sampling, Verify
-from dflash2.runtime.session import Depth, Session
+from dflash2.runtime.session import Session
 from dflash2.runtime.stats import CycleRecord, DraftStats
 from dflash2.runtime.turns import Turns
 
@@ -161,7 +162,7 @@ class DFlashLlama(LlamaCalls):
             checkpoints=CheckpointLimits(ctx_checkpoints, checkpoint_min_step),
         )
         if draft_block is not None:
-            self._session.draft_block = draft_block
+            self._session.planner.draft_block = draft_block
         self._stack.callback(self._session.close)  # last in, first out: the drafter goes before the target
         _clear_together(self._ctx, self._session)
 
@@ -192,13 +193,15 @@ class DFlashLlama(LlamaCalls):
             cache_dir: another cache folder.
             kwargs: arguments of the constructor.
 
-        Raises PretrainedError if a name matches no file or several, and what huggingface_hub and the constructor raise.
+        Raises PretrainedError if a name matches no file or several, HubError, and what the constructor raises.
         """
-        folders = HubFolders(local_dir, cache_dir)
+        local, cache = (None if folder is None else Path(folder) for folder in (local_dir, cache_dir))
+        folders = HubFolders(local, cache)
         drafter_path = kwargs.pop("drafter_path", None)
         if drafter_path is None:
-            drafter_path = download(drafter_repo_id or repo_id, drafter_filename, (), folders)
-        return cls(download(repo_id, filename, additional_files or (), folders), drafter_path, **kwargs)
+            (drafter_path,) = fetch_files(drafter_repo_id or repo_id, [drafter_filename], folders)
+        target_path, *_ = fetch_files(repo_id, [filename, *(additional_files or ())], folders)
+        return cls(target_path, drafter_path, **kwargs)
 
     @staticmethod
     def _default_depth(spec: DrafterSpec, llama_kwargs: dict[str, Any]) -> int:
@@ -277,7 +280,7 @@ class DFlashLlama(LlamaCalls):
             "drafter_path": self.drafter_path,
             "depth": self.depth,
             "verify": self.verify,
-            "auto_disable": self._session.auto_disable,
+            "auto_disable": self._session.planner.auto_disable,
             **self._drafter_options,
         }
         return {**state, **own}

@@ -70,9 +70,6 @@ class Proposal:
         return Proposal(self.tokens[rows], self.ids[rows], self.scores[rows])
 
 
-NOTHING = Proposal(np.zeros(0, np.int32))
-
-
 def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | None = None) -> Proposal:
     """Proposed tokens [B - 1] from the drafter's `rows`; the first one will stand at `position`.
 
@@ -85,11 +82,10 @@ def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | Non
     """
     if top_k == 0:
         return _select_apart(rows, position, chance)
+    if chance is None:
+        return Proposal(_best_path(rows, top_k))
     n = len(rows)
     scores = rows[:, top_k : top_k + top_k * top_k].reshape(n, top_k, top_k)
-    if chance is None:
-        path = _walk(scores)
-        return Proposal(rows[np.arange(n), path].astype(np.int32))
     ids = rows[:, :top_k].astype(np.int32)
     scores = scores / np.float32(chance.temperature)
     noise = chance.noise.gumbel(np.arange(position, position + n, dtype=np.int32), ids)
@@ -107,6 +103,17 @@ def _select_apart(logits: FloatArray, position: int, chance: Chance | None) -> P
             at = chance.noise.draw(position + row, ids, of_row[ids] / chance.temperature)
             best[row] = ids[at] if at >= 0 else best[row]
     return Proposal(best)
+
+
+def _best_path(rows: FloatArray, top_k: int) -> IntArray:
+    """Tokens [n] of the walk without noise, which looks at K scores of each row, so at no more."""
+    tokens = []
+    at = 0
+    for row in rows:
+        begin = top_k + top_k * at
+        at = int(row[begin : begin + top_k].argmax())
+        tokens.append(row[at])
+    return np.array(tokens, np.int32)
 
 
 def _walk(scores: npt.NDArray[np.floating]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -85,10 +86,7 @@ class Recorder:
         """Start counting from zero."""
         self.emitted = self.prompt_tokens = 0
         self.prompt_seconds = 0.0
-        self._cycles = 0
-        self._drafted_at = np.zeros(self._block_size - 1, np.int64)
-        self._accepted_at = np.zeros(self._block_size - 1, np.int64)
-        self._at_depth = np.zeros(self._block_size, np.int64)
+        self._counts: Counter[tuple[int, int]] = Counter()  # cycles by drafts verified, and of these accepted
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._busy = 0.0  # of all stages but `host`
         self._before = self._times()
@@ -108,11 +106,7 @@ class Recorder:
 
     def cycle(self, drafted: int, accepted: int) -> Times:
         """Count one cycle that verified `drafted` tokens and accepted the first `accepted` of them; what it took."""
-        self._cycles += drafted > 0
-        self._at_depth[drafted] += 1
-        if drafted:
-            self._drafted_at[:drafted] += 1
-            self._accepted_at[:accepted] += 1
+        self._counts[drafted, accepted] += 1
         (a, b, c, d), (e, f, g, h) = now, _ = self._times(), self._before
         self._before = now
         return Times(a - e, b - f, c - g, d - h)
@@ -123,14 +117,21 @@ class Recorder:
 
     def snapshot(self) -> DraftStats:
         """The counts as they are now."""
+        drafted_at = np.zeros(self._block_size - 1, np.int64)
+        accepted_at = np.zeros(self._block_size - 1, np.int64)
+        at_depth = np.zeros(self._block_size, np.int64)
+        for (drafted, accepted), cycles in self._counts.items():
+            drafted_at[:drafted] += cycles
+            accepted_at[:accepted] += cycles
+            at_depth[drafted] += cycles
         return DraftStats(
-            cycles=self._cycles,
-            drafted=int(self._drafted_at.sum()),
-            accepted=int(self._accepted_at.sum()),
+            cycles=int(at_depth[1:].sum()),
+            drafted=int(drafted_at.sum()),
+            accepted=int(accepted_at.sum()),
             emitted=self.emitted,
-            accepted_at=tuple(self._accepted_at.tolist()),
-            drafted_at=tuple(self._drafted_at.tolist()),
-            at_depth=tuple(self._at_depth.tolist()),
+            accepted_at=tuple(accepted_at.tolist()),
+            drafted_at=tuple(drafted_at.tolist()),
+            at_depth=tuple(at_depth.tolist()),
             seconds=MappingProxyType(dict(self._seconds)),
             prompt_tokens=self.prompt_tokens,
             prompt_seconds=self.prompt_seconds,

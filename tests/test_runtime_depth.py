@@ -76,7 +76,7 @@ def test_the_text_does_not_depend_on_the_depths(opened, tokens_of, name, chain):
         opened.set_seed(7)
         expected.append(take(opened, prompt, N_TOKENS, **chain))
     opened.depth = "auto"
-    opened._session._controller = Script(SCRIPTS[name])
+    opened._session.planner._controller = Script(SCRIPTS[name])
     opened.reset_stats()
     for prompt, text in zip(tokens_of, expected, strict=True):
         opened.set_seed(7)
@@ -90,7 +90,7 @@ def test_proposals_behind_plain_tokens_are_those_of_a_drafter_never_left_out(ope
     proposals = {}
     for name, depths in (("always", [7]), ("late", [*[0] * 70, *[7] * 30])):
         opened.depth = "auto"
-        opened._session._controller = Script(depths)
+        opened._session.planner._controller = Script(depths)
         seen = proposals[name] = {}
         opened.on_cycle = lambda cycle, seen=seen: seen.__setitem__(cycle.position, cycle.proposal)
         take(opened, tokens_of[0], N_TOKENS)
@@ -105,7 +105,7 @@ def test_a_drafter_left_behind_starts_anew(opened, tokens_of):
     opened.depth = 0
     expected = take(opened, tokens_of[1], N_TOKENS)
     opened.depth = "auto"
-    opened._session._controller = Script([*[0] * 17, 7, 7, 7], cold=True)
+    opened._session.planner._controller = Script([*[0] * 17, 7, 7, 7], cold=True)
     opened.reset_stats()
     assert take(opened, tokens_of[1], N_TOKENS) == expected
     assert opened.stats.cycles > 5
@@ -125,7 +125,7 @@ def test_auto_is_the_default_and_none_the_largest_depth(target_path, drafter_ggu
 
 def test_a_seed_with_rejection_always_has_the_same_depth(opened, tokens_of):
     opened.depth, opened.verify = "auto", "rejection"
-    opened._session._controller = Script([0, 3])
+    opened._session.planner._controller = Script([0, 3])
     opened.reset_stats()
     opened.set_seed(3)
     first = take(opened, tokens_of[0], 60, temp=0.8)
@@ -165,7 +165,7 @@ def test_a_fixed_depth_slower_than_plain_tokens_warns_and_ends(target_path, draf
     with pytest.warns(RuntimeWarning, match=r"a cycle takes 8000\.00 ms .* without drafting 1000\.00 ms"):
         take(llm, tokens_of[0], 250)
     assert llm.stats.cycles == 32
-    assert not llm._session.drafting
+    assert not llm._session.planner.drafting
     llm.close()
 
 

@@ -9,7 +9,7 @@ from dflash2 import DFlashLlama, native
 from dflash2.converter import convert
 from dflash2.native.log import captured_log
 from dflash2.runtime.checks import KV_TYPES
-from dflash2.runtime.session import drafter_rows
+from dflash2.runtime.injection import drafter_rows
 
 EXACT = {"n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 LAYERS = 2  # of the drafter

@@ -262,10 +262,10 @@ def test_a_shared_prefix_is_neither_evaluated_nor_injected_again(fresh, prompts)
     llama = fresh()
     tokens = llama.tokenize(prompts[0].encode())
     first = [token for _, token in zip(range(24), llama.generate(tokens, temp=0.0), strict=False)]
-    injected = llama._session.injected
+    injected = llama._session.injection.reached
     llama.reset_stats()
     following = [*tokens, *first[:20], *tokens[:6]]
     next(llama.generate(following, temp=0.0))
     assert llama.stats.prompt_tokens == 6
     assert injected >= len(tokens) + 12
-    assert llama._session.injected >= len(following)
+    assert llama._session.injection.reached >= len(following)

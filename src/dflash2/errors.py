@@ -61,5 +61,5 @@ class UnsupportedCallError(Dflash2Error, RuntimeError):
     """A method of `Llama` that is not offered with a drafter; a RuntimeError too, as llama_cpp raises there."""
 
 
-class PretrainedError(Dflash2Error, ValueError):
+class PretrainedError(HubError, ValueError):
     """`from_pretrained` found no file of that name, or several; a ValueError too, as llama_cpp raises there."""

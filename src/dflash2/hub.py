@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dflash2.errors import CheckpointError, HubError
+from dflash2.errors import CheckpointError, HubError, PretrainedError
 from dflash2.hashing import sha256_file
+from dflash2.hub_errors import translated
 from dflash2.model_card import CARD, license_of, read_card
 from dflash2.regular_file import exists
 
@@ -41,8 +42,6 @@ _TARGET_FILES = (
 _REPO_ID = re.compile(r"(?P<org>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*)", re.ASCII)
 _MAX_ID = 96
 _TIMEOUT_SECONDS = 30.0
-# What releases of huggingface_hub talk through; their errors come through it as they are.
-_HTTP_LIBRARIES = ("httpx", "httpx2", "requests", "urllib3")
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,14 @@ class Snapshot:
     revision: str | None = None
     license: str | None = None
     files: tuple[HubFile, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class HubFolders:
+    """Where downloads go: `local_dir` as plain files, else the cache (`cache_dir`, by default huggingface_hub's)."""
+
+    local_dir: Path | None = None
+    cache_dir: Path | None = None
 
 
 def resolve_drafter(
@@ -94,6 +101,38 @@ def resolve_target(
     return _resolve(spec, _target_files, revision, offline, progress)
 
 
+def fetch_files(repo_id: str, patterns: Sequence[str], folders: HubFolders = HubFolders()) -> list[Path]:
+    """The one file of `repo_id` that fits each of `patterns` (names, or those of `fnmatch`), downloaded at one commit.
+
+    With HF_HUB_OFFLINE=1 they are taken from the cache. Raises PretrainedError if a pattern fits no file or several,
+    else HubError.
+    """
+    if not is_repo_id(repo_id):
+        raise HubError(f"{repo_id!r} is no Hub id; give one such as org/name.")
+
+    def choose(names: Sequence[str]) -> list[str]:
+        return [_only(repo_id, names, pattern) for pattern in patterns]
+
+    from huggingface_hub import constants, snapshot_download
+
+    with translated(repo_id, None):
+        if constants.HF_HUB_OFFLINE:
+            cached = folders.local_dir or Path(
+                snapshot_download(repo_id, cache_dir=folders.cache_dir, local_files_only=True)
+            )
+            return [cached / name for name in choose(_names_below(cached))]
+        return [file.path for file in _download_files(repo_id, choose, None, _no_progress, folders)[1]]
+
+
+def _only(repo_id: str, names: Sequence[str], pattern: str) -> str:
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if len(found) != 1:
+        listed = ", ".join(found or [name for name in names if name.endswith(".gguf")]) or "no GGUF at all"
+        what = f"{len(found)} files match" if found else "no file matches"
+        raise PretrainedError(f"{repo_id}: {what} {pattern!r}; name one of: {listed}.")
+    return found[0]
+
+
 def is_repo_id(text: str) -> bool:
     """Whether `text` is spelled like a Hub id, `org/name`."""
     match = _REPO_ID.fullmatch(text)
@@ -117,17 +156,10 @@ def _resolve(
         raise HubError(f"{text!r} is neither a path that exists nor a Hub id; give a path, or an id such as org/name.")
     from huggingface_hub import constants
 
-    try:
+    with translated(text, revision):
         if offline or constants.HF_HUB_OFFLINE:
             return _from_cache(text, choose, revision)
         return _download(text, choose, revision, progress or _no_progress)
-    except HubError:
-        raise
-    except Exception as error:
-        translated = _translate(error, text, revision)
-        if translated is None:
-            raise
-        raise translated from error
 
 
 def _drafter_files(names: Sequence[str]) -> list[str]:
@@ -164,10 +196,14 @@ def _from_cache(repo_id: str, choose: _Choose, revision: str | None) -> Snapshot
     folder = Path(
         snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=["*config.json", CARD])
     )
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = _names_below(folder)
     chosen = choose(names)
     _require_config(repo_id, chosen, names, "in the cache; run once without --offline")
     return _snapshot(repo_id, folder, [HubFile(name, folder / name, _blob_sha256(folder / name)) for name in chosen])
+
+
+def _names_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _blob_sha256(path: Path) -> str | None:
@@ -177,6 +213,19 @@ def _blob_sha256(path: Path) -> str | None:
 
 
 def _download(repo_id: str, choose: _Choose, revision: str | None, progress: Progress) -> Snapshot:
+    def choose_with_config(names: Sequence[str]) -> list[str]:
+        chosen = choose(names)
+        _require_config(repo_id, chosen, names, "on the Hub; give the id of another repository")
+        return chosen
+
+    folder, files = _download_files(repo_id, choose_with_config, revision, progress, HubFolders())
+    return _snapshot(repo_id, folder, files)
+
+
+def _download_files(
+    repo_id: str, choose: _Choose, revision: str | None, progress: Progress, folders: HubFolders
+) -> tuple[Path, list[HubFile]]:
+    """The chosen files, and the folder that their names start from."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
@@ -187,7 +236,6 @@ def _download(repo_id: str, choose: _Choose, revision: str | None, progress: Pro
     for name in siblings:
         _refuse_escape(repo_id, name)
     names = choose(list(siblings))
-    _require_config(repo_id, names, list(siblings), "on the Hub; give the id of another repository")
     total = sum(siblings[name].size or 0 for name in names)
     files: list[HubFile] = []
     done = 0
@@ -195,23 +243,26 @@ def _download(repo_id: str, choose: _Choose, revision: str | None, progress: Pro
         # One file is asked for by the name of the revision, so that the cache knows it when offline.
         asked = revision if not files else commit
         meter = _Meter(done, total, progress)
-        files.append(_download_file(repo_id, siblings[name], asked, commit, meter))
+        files.append(_download_file(repo_id, siblings[name], asked, commit, meter, folders))
         done += siblings[name].size or 0
         progress(done, total)
-    folder = files[0].path.parents[len(PurePosixPath(names[0]).parts) - 1]
-    return _snapshot(repo_id, folder, files)
+    return files[0].path.parents[len(PurePosixPath(names[0]).parts) - 1], files
 
 
-def _download_file(repo_id: str, sibling: RepoSibling, revision: str | None, commit: str, meter: _Meter) -> HubFile:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+def _download_file(
+    repo_id: str, sibling: RepoSibling, revision: str | None, commit: str, meter: _Meter, folders: HubFolders
+) -> HubFile:
+    from huggingface_hub import hf_hub_download
 
     name = sibling.rfilename
-    was_here = isinstance(try_to_load_from_cache(repo_id, name, revision=commit), str)
-    path = Path(hf_hub_download(repo_id, name, revision=revision, **meter.options()))
-    if commit not in path.parts:
+    before = _state_of(repo_id, name, commit, folders)
+    where: dict[str, Any] = {"local_dir": folders.local_dir, "cache_dir": folders.cache_dir}
+    path = Path(hf_hub_download(repo_id, name, revision=revision, **where, **meter.options()))
+    if folders.local_dir is None and commit not in path.parts:
         raise HubError(f"{repo_id} changed on the Hub during the download; run it again.")
     stated = sibling.lfs.sha256 if sibling.lfs else None
-    if stated and not was_here and sha256_file(path) != stated:
+    is_new = before is None or before != _state_of(repo_id, name, commit, folders)
+    if stated and is_new and sha256_file(path) != stated:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise HubError(
@@ -219,6 +270,23 @@ def _download_file(repo_id: str, sibling: RepoSibling, revision: str | None, com
             " again."
         )
     return HubFile(name, path, stated)
+
+
+def _state_of(repo_id: str, name: str, commit: str, folders: HubFolders) -> tuple[int, int] | None:
+    """What changes when the file is downloaded anew; None if it is not here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if folders.local_dir is not None:
+        path = folders.local_dir / name
+    else:
+        cached = try_to_load_from_cache(repo_id, name, cache_dir=folders.cache_dir, revision=commit)
+        if not isinstance(cached, str):
+            return None
+        path = Path(cached)
+    if not path.is_file():
+        return None
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _snapshot(repo_id: str, folder: Path, files: Sequence[HubFile]) -> Snapshot:
@@ -299,55 +367,3 @@ class _Bar:
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Whatever else is called on a bar (close, refresh, set_postfix_str)."""
         return lambda *_, **__: None
-
-
-def _translate(error: Exception, repo_id: str, revision: str | None) -> HubError | None:
-    """Our one sentence for an error of the library; None for one that is not about the Hub."""
-    from huggingface_hub import constants, errors
-
-    where = f"{repo_id} at revision {revision!r}" if revision else repo_id
-    cached = f"Nothing of {where} is in the cache {constants.HF_HUB_CACHE}; run once without --offline and"
-    # The order matters: the later classes are bases of the earlier ones.
-    sentences: tuple[tuple[type[Exception], str], ...] = (
-        (
-            errors.GatedRepoError,
-            f"{repo_id} is gated; accept its terms on the Hub, then log in with `hf auth login` or set HF_TOKEN.",
-        ),
-        (errors.DisabledRepoError, f"The Hub has disabled {repo_id}; use another source of this model."),
-        (
-            errors.RepositoryNotFoundError,
-            f"The Hub has no model {repo_id}, or it is private; check the spelling, or log in with `hf auth login`.",
-        ),
-        (errors.RevisionNotFoundError, f"{repo_id} has no revision {revision!r}; give a branch, tag or commit of it."),
-        (errors.OfflineModeIsEnabled, f"{cached} with HF_HUB_OFFLINE unset."),
-    )
-    for kind, sentence in sentences:
-        if isinstance(error, kind):
-            return HubError(sentence)
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        cause = error.__cause__
-        inner = _translate(cause, repo_id, revision) if isinstance(cause, Exception) else None
-        return inner or HubError(f"{cached} with HF_HUB_OFFLINE unset.")
-    if isinstance(error, errors.HfHubHTTPError):
-        return HubError(_status_sentence(error.response.status_code, repo_id))
-    if type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES or isinstance(
-        error, (ConnectionError, TimeoutError)
-    ):
-        return HubError(
-            f"The connection to the Hub ({constants.ENDPOINT}) failed ({type(error).__name__}); check the network and"
-            " run it again, or use what is in the cache with --offline."
-        )
-    if isinstance(error, OSError) and error.strerror:
-        return HubError(
-            f"Cannot keep the download of {repo_id} in {constants.HF_HUB_CACHE}: {error.strerror}; make room and run it"
-            " again, or set HF_HUB_CACHE to another folder."
-        )
-    return HubError(f"A file of {repo_id} arrived incomplete; run it again.") if isinstance(error, OSError) else None
-
-
-def _status_sentence(status: int, repo_id: str) -> str:
-    if status in (401, 403):
-        return f"The Hub refused access to {repo_id} (status {status}); log in with `hf auth login` or set HF_TOKEN."
-    if status == 429:
-        return f"The Hub limits requests (status 429) and did not give {repo_id}; wait a few minutes and run it again."
-    return f"The Hub answered with status {status} for {repo_id}; run it again later, or use --offline."

@@ -19,45 +19,50 @@ _POSITIONS_PER_FEATURE = 4  # M-RoPE: (p, p, p, 0); other drafters read the firs
 
 
 class Batch:
-    """Arrays of one context's batches, allocated once; llama.cpp copies them during the call."""
+    """Arrays of one context's batches, allocated once; llama.cpp copies them during the call.
+
+    ctypes arrays where a few numbers are written every cycle: each call into numpy costs as much as all of these.
+    """
 
     def __init__(self, module: Any, capacity: int, feature_width: int) -> None:
         self.feature_width = feature_width
         self._tokens = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity * _POSITIONS_PER_FEATURE, np.int32)
-        self._steps = np.arange(capacity, dtype=np.int32)
+        self._positions = (ctypes.c_int32 * (capacity * _POSITIONS_PER_FEATURE))()
         self._n_sequences = np.ones(capacity, np.int32)
         self._sequence = np.full(1, SEQUENCE, np.int32)
         self._sequences = np.full(capacity + 1, self._sequence.ctypes.data, np.uintp)
-        self._outputs = np.zeros(capacity, np.int8)
+        self._flags = {
+            Outputs.NONE: np.zeros(capacity, np.int8),
+            Outputs.ALL: np.ones(capacity, np.int8),
+            Outputs.LAST: np.zeros(capacity, np.int8),
+        }
+        self._outputs = {outputs: _pointer(flags, ctypes.c_int8) for outputs, flags in self._flags.items()}
         self._features_at = 0
         self._of_tokens, self._of_features = module.llama_batch(), module.llama_batch()
         for batch in (self._of_tokens, self._of_features):
-            batch.pos = _pointer(self._positions, ctypes.c_int32)
+            batch.pos = ctypes.cast(self._positions, ctypes.POINTER(ctypes.c_int32))
             batch.n_seq_id = _pointer(self._n_sequences, ctypes.c_int32)
             batch.seq_id = _pointer(self._sequences, ctypes.POINTER(ctypes.c_int32))
-            batch.logits = _pointer(self._outputs, ctypes.c_int8)
         self._of_tokens.token = _pointer(self._tokens, ctypes.c_int32)
+        self._of_features.logits = self._outputs[Outputs.NONE]
 
     def of_tokens(self, tokens: IntArray, start: int, outputs: Outputs) -> Any:
         """A batch of `tokens` [n] at positions `start`...; valid until the next one."""
         n = len(tokens)
         self._tokens[:n] = tokens
-        np.add(self._steps[:n], start, out=self._positions[:n])
-        self._outputs[:n] = outputs is Outputs.ALL
+        self._positions[:n] = range(start, start + n)
         if outputs is Outputs.LAST:
-            self._outputs[n - 1] = 1
+            last = self._flags[outputs]
+            last[: n - 1] = 0
+            last[n - 1] = 1
+        self._of_tokens.logits = self._outputs[outputs]
         self._of_tokens.n_tokens = n
         return self._of_tokens
 
     def of_features(self, features: FloatArray, start: int) -> Any:
         """A batch of `features` [n, feature_width] at positions `start`...; valid until the next one."""
         n = len(features)
-        sections = self._positions[: n * _POSITIONS_PER_FEATURE].reshape(_POSITIONS_PER_FEATURE, n)
-        np.add(self._steps[:n], start, out=sections[0])
-        sections[1:3] = sections[0]
-        sections[3] = 0
-        self._outputs[:n] = 0
+        self._positions[: n * _POSITIONS_PER_FEATURE] = [*range(start, start + n)] * 3 + [0] * n
         address = features.__array_interface__["data"][0]
         if address != self._features_at:  # nearly always the session's buffer: making pointers is slow
             self._of_features.embd, self._features_at = _pointer(features, ctypes.c_float), address
