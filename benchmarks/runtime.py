@@ -172,33 +172,40 @@ def per_second(*speeds: Sequence[float]) -> str:
 
 
 def server(options: Namespace, folder: Path) -> Iterator[Row]:
-    """Against the stock llama-server on the demo pair: at its depth, and with the depth that is found."""
-    target, caches = demo_pair().target, {"type_k": None, "type_v": None}
-    llm, auto = opened(options, target, folder, depth=None, **caches), opened(options, target, folder, **caches)
-    arguments = [
+    """Against the stock llama-server, which drafts 7: as it does, and with the depth that is found."""
+    pair = demo_pair()
+    for name, target in (("demo pair", pair.target), ("cost-scaled", scaled_target(pair.target, weights="f16"))):
+        caches = {"type_k": None, "type_v": None}
+        llm, auto = opened(options, target, folder, depth=None, **caches), opened(options, target, folder, **caches)
+        arguments = server_arguments(options, target, folder)
+        speeds = []
+        with (
+            closing(llm),
+            closing(auto),
+            LlamaServer(build(stock=True).server, arguments, folder / f"{name}.log") as process,
+        ):
+            prompts = prompts_of(options, llm)
+            for n, prompt in enumerate([prompts[0], *prompts]):
+                first = served(options, process, prompt) if n % 2 else None
+                ours, found = (generated(options, each, prompt)[1] for each in (llm, auto))
+                theirs = first if n % 2 else served(options, process, prompt)
+                if n and theirs:  # the first round warms up; the server ends at an end-of-text token
+                    speeds.append((ours, found, theirs))
+        ours, found, theirs = zip(*speeds, strict=True)
+        for depth, each in (("7", ours), ('"auto"', found)):
+            detail = per_second(each, theirs)
+            yield Row(f"{name}, depth={depth}, T=0", "stock llama-server", ratio(each, theirs), bar=1.1, detail=detail)
+
+
+def server_arguments(options: Namespace, target: Path, folder: Path) -> list[str]:
+    return [
         *("--model", str(target), "--ctx-size", "512", "--parallel", "1", "--no-kv-unified", "--fit", "off"),
         *("--batch-size", str(BATCH), "--ubatch-size", str(BATCH), "--flash-attn", "on", "--cache-ram", "0"),
         *("--threads", str(options.threads), "--threads-batch", str(options.threads)),
         *("--spec-type", "draft-dflash", "--spec-draft-model", str(folder / "drafter.gguf")),
-        *("--spec-draft-n-max", str(llm.depth)),
+        *("--spec-draft-n-max", "7"),
         "--repack" if native.repacking_is_safe() else "--no-repack",
     ]
-    pairs = []
-    with (
-        closing(llm),
-        closing(auto),
-        LlamaServer(build(stock=True).server, arguments, folder / "server.log") as process,
-    ):
-        for n, prompt in enumerate([*prompts_of(options, llm)[:1], *prompts_of(options, llm)]):
-            first = served(options, process, prompt) if n % 2 else None
-            ours, found = (generated(options, each, prompt)[1] for each in (llm, auto))
-            theirs = first if n % 2 else served(options, process, prompt)
-            if n and theirs:  # the first round warms up; the server ends at an end-of-text token
-                pairs.append((ours, found, theirs))
-    ours, found, theirs = zip(*pairs, strict=True)
-    against = "stock llama-server, depth 7"
-    yield Row("demo pair, depth 7, T=0", against, ratio(ours, theirs), bar=1.1, detail=per_second(ours, theirs))
-    yield Row('demo pair, depth="auto", T=0', against, ratio(found, theirs), detail=per_second(found, theirs))
 
 
 def served(options: Namespace, process: LlamaServer, prompt: list[int]) -> float | None:
@@ -296,14 +303,26 @@ def blocks(options: Namespace, folder: Path) -> Iterator[Row]:
 
 
 def lengths(options: Namespace, folder: Path) -> Iterator[Row]:
-    """Accepted length of coupled sampling against llama-server's rule (`benchmarks/sampling.py`)."""
-    _, measured, _ = sampling.accepted_lengths(
-        Namespace(prompts=40, tokens=options.tokens, threads=options.threads), folder
-    )
-    for setting, bar in sampling.BARS.items():
-        row = measured[f"v2, {setting}"]
-        detail = f"{row['coupled']:.2f} against {row['match']:.2f}"
-        yield Row(f"accepted length, {setting}", "match", row["coupled"] / row["match"], bar=bar, detail=detail)
+    """Accepted length of coupled sampling against the stock llama-server, and its rule ("match") in this package."""
+    target, pair = demo_pair().target, Namespace(prompts=40, tokens=options.tokens, threads=options.threads)
+    llm = opened(options, target, folder, depth=None)
+    prompts = prompts_of(Namespace(prompts=pair.prompts), llm)
+    llm.close()
+    arguments = [*server_arguments(options, target, folder), "--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]
+    with LlamaServer(build(stock=True).server, arguments, folder / "lengths.log") as process:
+        for setting, bar in sampling.BARS.items():
+            chain = dict(sampling.LENGTHS[setting])
+            request = {"n_predict": options.tokens, "temperature": chain.pop("temp"), "cache_prompt": False, **chain}
+            tokens = accepted = 0
+            for seed, prompt in enumerate(prompts):
+                timings = post(process.url, {"prompt": prompt, "seed": 100 + seed, **request})["timings"]
+                tokens += timings["predicted_n"] - 1  # the first one comes with the prompt
+                accepted += timings["draft_n_accepted"]
+            theirs = tokens / (tokens - accepted)
+            row = sampling.lengths_at(pair, folder, demo_pair().drafter, setting)
+            for against, length, least in (("stock llama-server", theirs, bar), ("match", row["match"], None)):
+                detail = f"{row['coupled']:.2f} against {length:.2f}"
+                yield Row(f"accepted length, {setting}", against, row["coupled"] / length, bar=least, detail=detail)
 
 
 def python(options: Namespace, folder: Path) -> Iterator[Row]:

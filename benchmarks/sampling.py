@@ -71,6 +71,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", default=["equal", "lengths", "costs"], help="equal, lengths, costs")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=200, help="new tokens per prompt")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        default=["q8_0", "q4_0"],
+        metavar="TYPE",
+        help="of the targets whose texts are compared; f16 and f32 need a library without llamafile and repacking",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers as JSON")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
@@ -138,7 +145,7 @@ def take(llm: DFlashLlama, prompt: list[int], n: int, seed: int, **chain: object
 def equality(options: argparse.Namespace, folder: Path) -> tuple[Table, dict, list[str]]:
     """Prompts whose text is the same with drafting on and off, per target and chain."""
     pair = demo_pair()
-    targets = {"Q8_0": pair.target, "Q4_0": scaled_target(pair.target, parameters=0, weights="q4_0")}
+    targets = {name: scaled_target(pair.target, parameters=0, weights=name) for name in options.weights}
     counts: dict[str, dict[str, int]] = {}
     for label, target in targets.items():
         with opened(target, drafter_of(folder, pair.drafter, pair.target), options.threads) as llm:
@@ -159,17 +166,10 @@ def equality(options: argparse.Namespace, folder: Path) -> tuple[Table, dict, li
 
 def accepted_lengths(options: argparse.Namespace, folder: Path) -> tuple[Table, dict, list[str]]:
     """Accepted length per drafter, setting and mode."""
-    pair = demo_pair()
     lengths: dict[str, dict[str, float]] = {}
-    for version, checkpoint in (("v2", pair.drafter), ("v1", pair.drafter_v1)):
-        with opened(pair.target, drafter_of(folder, checkpoint, pair.target), options.threads) as llm:
-            prompts = [llm.tokenize(text.encode()) for text in pair.prompts[: options.prompts]]
-            for setting, chain in LENGTHS.items():
-                for llm.verify in MODES:
-                    llm.reset_stats()
-                    for i, prompt in enumerate(prompts):
-                        take(llm, prompt, options.tokens, 100 + i, **chain)
-                    lengths.setdefault(f"{version}, {setting}", {})[llm.verify] = llm.stats.accepted_length
+    for version, checkpoint in (("v2", demo_pair().drafter), ("v1", demo_pair().drafter_v1)):
+        for setting in LENGTHS:
+            lengths[f"{version}, {setting}"] = lengths_at(options, folder, checkpoint, setting)
     table = Table("accepted length", *MODES, "coupled / match")
     for name, row in lengths.items():
         table.add_row(name, *(f"{row[mode]:.2f}" for mode in MODES), f"{row['coupled'] / row['match']:.2f}x")
@@ -179,6 +179,19 @@ def accepted_lengths(options: argparse.Namespace, folder: Path) -> tuple[Table, 
         if row["coupled"] < bar * row["match"]:
             missed.append(f"{setting}: coupled accepts {row['coupled'] / row['match']:.3f} of match, needed {bar}")
     return table, lengths, missed
+
+
+def lengths_at(options: argparse.Namespace, folder: Path, checkpoint: Path, setting: str) -> dict[str, float]:
+    """Accepted length of each mode on the demo target at one of LENGTHS."""
+    pair = demo_pair()
+    lengths = {}
+    with opened(pair.target, drafter_of(folder, checkpoint, pair.target), options.threads) as llm:
+        for llm.verify in MODES:
+            llm.reset_stats()
+            for i, text in enumerate(pair.prompts[: options.prompts]):
+                take(llm, llm.tokenize(text.encode()), options.tokens, 100 + i, **LENGTHS[setting])
+            lengths[llm.verify] = llm.stats.accepted_length
+    return lengths
 
 
 def costs(options: argparse.Namespace, folder: Path) -> tuple[Table, dict, list[str]]:

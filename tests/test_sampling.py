@@ -132,8 +132,8 @@ def test_coupled_and_rejection_accept_more_than_matching(fresh, tokens_of):
     for verify in MODES:
         llama.verify = verify
         llama.reset_stats()
-        for seed in range(1, 7):
-            seeded(llama, tokens_of[seed], 100, NEUTRAL, depth=7, seed=seed)
+        for seed, tokens in enumerate(tokens_of[:30]):  # over 6 prompts chance may turn it round
+            seeded(llama, tokens, 100, NEUTRAL, depth=7, seed=seed)
         lengths[verify] = llama.stats.accepted_length
     assert lengths["coupled"] > lengths["match"]
     assert lengths["rejection"] > lengths["match"]
