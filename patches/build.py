@@ -91,7 +91,7 @@ def build(
             return found
         done = () if found is None else found.targets
         folder.mkdir(exist_ok=True)
-        tree = make_tree(request.origin, folder / "source", None if stock else _patches(module))
+        tree = make_tree(request.origin, folder / "llama.cpp", None if stock else _patches(module))
         with (folder / "build.log").open("w", buffering=1) as log:
             _run(_configure_command(request, tree, {*done, *wanted}), folder, log)
             _run(_compile_command(request, wanted, jobs), folder, log, progress)

@@ -59,7 +59,8 @@ TARGETS = {
     "libs": Target(("llama",)),
     "server": Target(("llama-server",), ("llama-server",)),
     "quantize": Target(("llama-quantize",), ("llama-quantize",)),
-    "rpc": Target(("ggml-rpc-server", "llama"), ("ggml-rpc-server",), {"GGML_RPC": "ON"}),
+    # The client is in libggml, which is built for the server too: a libllama that is there already gets it that way.
+    "rpc": Target(("ggml-rpc-server",), ("ggml-rpc-server",), {"GGML_RPC": "ON"}),
     "tests": Target(_TEST_PROGRAMS, _TEST_PROGRAMS, {"LLAMA_BUILD_TESTS": "ON"}),
 }
 MODULE = "module"
