@@ -90,11 +90,12 @@ def build(
         if found is not None and _finished(found, wanted):
             return found
         done = () if found is None else found.targets
+        missing = [target for target in wanted if found is None or not _finished(found, (target,))]
         folder.mkdir(exist_ok=True)
         tree = make_tree(request.origin, folder / "llama.cpp", None if stock else _patches(module))
         with (folder / "build.log").open("w", buffering=1) as log:
             _run(_configure_command(request, tree, {*done, *wanted}), folder, log)
-            _run(_compile_command(request, wanted, jobs), folder, log, progress)
+            _run(_compile_command(request, missing, jobs), folder, log, progress)
         _finish(request, tuple(dict.fromkeys((*done, *wanted))))
         made = read_build(folder)
         if made is None or not _finished(made, wanted):
