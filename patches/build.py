@@ -147,7 +147,8 @@ def _finished(found: Build, wanted: Sequence[str]) -> bool:
     if MODULE in wanted:
         return _module_file(found).is_file()
     programs = (found.program(name) for target in wanted for name in TARGETS[target].programs)
-    return library_file(found.libraries) is not None and all(program.is_file() for program in programs)
+    library = "libs" not in wanted or library_file(found.libraries) is not None
+    return library and all(program.is_file() for program in programs)
 
 
 def _module_file(found: Build) -> Path:

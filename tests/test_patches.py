@@ -190,10 +190,13 @@ def test_processes_that_want_the_same_build_make_it_once(hollow_compiler, cache_
 
 @pytest.mark.usefixtures("cache_with_source")
 def test_targets_follow_each_other_in_one_folder(hollow_compiler):
+    alone = build(targets=("quantize",))
+    assert (alone.targets, library_builds()) == (("quantize",), [])
     first = build(targets=("libs",))
     compiled = len(hollow_compiler.read_text().splitlines())
     second = build(targets=("libs", "rpc"))
-    assert (first.folder, first.targets, second.targets) == (second.folder, ("libs",), ("libs", "rpc"))
+    assert {alone.folder, first.folder, second.folder} == {first.folder}
+    assert (first.targets, second.targets) == (("quantize", "libs"), ("quantize", "libs", "rpc"))
     added = hollow_compiler.read_text().splitlines()[compiled:]
     assert any(name.endswith("ggml-rpc.cpp") for name in added)
     assert len(added) < 20

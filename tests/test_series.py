@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dflash2.errors import PatchError
+from dflash2.native.symbols import COUNTERS
 from dflash2.patches import BASES, apply, read_series, remove, source, status
 from dflash2.patches.apply import patched_files
 from dflash2.patches.bases import identity_files
@@ -254,7 +255,13 @@ def test_the_digest_changes_with_a_patch_a_source_and_the_order(copied_series):
 def test_hooks_in_upstream_files_are_few_lines():
     for patch in SERIES.patches:
         added = re.findall(r"^\+(?!\+\+)", patch.text.partition("\n---\n")[2], re.MULTILINE)
-        assert len(added) <= 60, patch.name
+        assert len(added) <= 20, patch.name
+
+
+def test_every_counter_of_the_sources_is_one_that_doctor_reads():
+    text = "".join((ROOT / "src" / name).read_text() for name in SERIES.sources)
+    found = set(re.findall(r"_API uint64_t (\w+_count)\(void\);", text))
+    assert found <= set(COUNTERS)
 
 
 def test_the_recorded_bases_are_those_of_the_series():

@@ -65,5 +65,11 @@ SELECTOR_TOP_K = Symbol(
     ctypes.c_int32,
     (_POINTER,),
 )
-# What patched code counts, one a switch: how often it ran in this process. Each gives a uint64.
-COUNTERS = ("ggml_cpu_dflash2_conv_count", "ggml_cpu_dflash2_top_k_count")
+# What patched code counts, one a kernel: how often it ran in this process. Each gives a uint64.
+COUNTERS = (
+    "ggml_cpu_dflash2_conv_count",
+    "ggml_cpu_dflash2_top_k_count",
+    "ggml_cuda_dflash2_conv_count",
+    "ggml_cuda_dflash2_selector_count",
+    "ggml_cuda_dflash2_top_k_count",
+)

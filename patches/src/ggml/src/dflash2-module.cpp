@@ -12,9 +12,11 @@
 #include <cstring>
 
 // The macro gives the backend's own entry point, the one that ggml looks for, another name.
-extern "C" ggml_backend_reg_t dflash2_unchecked_init(void);
 #undef ggml_backend_init
-extern "C" GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
+extern "C" {
+ggml_backend_reg_t dflash2_unchecked_init(void);
+GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
+}
 
 // Both are short hashes, perhaps of different length; "unknown" is what a build outside a git checkout says.
 static bool same_commit(const char * a, const char * b) {
