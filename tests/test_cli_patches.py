@@ -1,18 +1,19 @@
 """`dflash2 build`, `patch` and `doctor` as a user runs them."""
 
 import os
-import shutil
 
 import pytest
 from test_cli import run
+from test_series import copy_of_tree
 
 from dflash2 import native
-from dflash2.patches import build, read_series, source
+from dflash2.constants import LLAMA_CPP_COMMIT
+from dflash2.patches import build, read_series
 
 
 @pytest.fixture
 def tree(tmp_path):
-    return shutil.copytree(source(), tmp_path / "llama.cpp")
+    return copy_of_tree(LLAMA_CPP_COMMIT, tmp_path / "llama.cpp")
 
 
 def test_patch_applies_says_so_and_removes(tree):

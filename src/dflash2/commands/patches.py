@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 _TARGETS = ("libs", "server", "quantize", "rpc", "tests")
 
 
-class _Targets(click.ParamType[tuple[str, ...]]):
-    """Names of targets, separated by commas."""
-
-    name = "targets"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names; a usage error for one that there is not."""
-        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
-        wrong = [name for name in names if name not in _TARGETS]
-        if wrong or not names:
-            self.fail(f"{value!r} is not a list of {', '.join(_TARGETS)}.", param, ctx)
-        return names
+def _targets(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Names separated by commas; a usage error for one that there is not."""
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names or not set(names) <= set(_TARGETS):
+        raise click.BadParameter(f"{value!r} is not a list of {', '.join(_TARGETS)}.")
+    return names
 
 
 @click.command()
@@ -44,7 +38,7 @@ class _Targets(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--targets",
-    type=_Targets(),
+    callback=_targets,
     default="libs,server",
     show_default=True,
     help=f"Of {', '.join(_TARGETS)}, separated by commas.",
