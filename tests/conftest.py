@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# What lies in the cache must not decide what is tested; a path here runs every test on that library.
+os.environ["DFLASH2_LIBRARY"] = os.environ.get("DFLASH2_LIBRARY", "stock")
+
 import pytest
 from generation import EXACT
 
@@ -11,9 +14,6 @@ from dflash2.converter import convert
 from dflash2.demo import DemoPair, demo_pair
 from dflash2.gguf_info import read_gguf_info
 from dflash2.patches import Build, build, source
-
-# What lies in the cache must not decide what is tested; a path here runs every test on that library.
-os.environ.setdefault("DFLASH2_LIBRARY", "stock")
 
 
 @pytest.fixture(scope="session")
