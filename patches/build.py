@@ -1,4 +1,4 @@
-"""Compile llama.cpp's pinned source into the cache, once per source, flags, compiler and CPU."""
+"""Compile llama.cpp into the cache, patched or not, once per source, patches, options, compiler and CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,26 +17,16 @@ from typing import TextIO
 
 from filelock import FileLock
 
+from dflash2.builds import Build, cpu_identity, library_builds, library_file, read_build, write_manifest
 from dflash2.cache import cache_folder
-from dflash2.constants import LLAMA_CPP_COMMIT, SDIST_SHA256
+from dflash2.constants import PATCHED_ABI_VERSION
 from dflash2.errors import BuildError
-from dflash2.patches.source import source
+from dflash2.patches.bases import PINNED
+from dflash2.patches.options import COMMON, MODULE, TARGETS, backend_identity, check_request
+from dflash2.patches.series import Series, read_series
 from dflash2.patches.toolchain import Toolchain, find_toolchain
+from dflash2.patches.trees import Origin, make_tree, origin
 
-# ggml's own options stay at their defaults, as in llama-cpp-python's build: the numbers of both are then equal.
-_OPTIONS = {
-    "BUILD_SHARED_LIBS": "ON",
-    "CMAKE_BUILD_TYPE": "Release",
-    "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
-    "LLAMA_BUILD_APP": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF",
-    "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_OPENSSL": "OFF",
-    # Neither built nor downloaded: a build needs no network.
-    "LLAMA_BUILD_UI": "OFF",
-    "LLAMA_USE_PREBUILT_UI": "OFF",
-}
-_TARGET = "llama-server"
 _KEY_LENGTH = 16
 _SHOWN_LINES = 20
 _NINJA_STATUS = "[%f/%t] "
@@ -44,98 +36,175 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Build:
-    """A finished build: its folder, its `llama-server`, the key it is cached by, and the llama.cpp commit it is of."""
+class _Request:
+    """What is to be built: `identity` is all that decides what comes out of the compiler, the key its hash."""
 
-    folder: Path
-    server: Path
-    key: str
-    base: str
+    origin: Origin
+    stock: bool
+    backend: str
+    module: bool
+    series: str
+    identity: dict[str, object]
+    toolchain: Toolchain
+
+    @property
+    def folder(self) -> Path:
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        return cache_folder("builds") / digest[:_KEY_LENGTH]
 
 
-def build(*, stock: bool, jobs: int | None = None, progress: Progress | None = None) -> Build:
-    """Build `llama-server` for this machine's CPU, or return the build that is already there.
+def build(
+    *,
+    stock: bool = False,
+    backend: str = "cpu",
+    targets: Sequence[str] = ("libs", "server"),
+    module: bool = False,
+    source: Path | None = None,
+    base: str = PINNED.name,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Build:
+    """Build llama.cpp for this machine, or return the build that is already there.
 
-    `stock=True` compiles the pinned source as it is. This version has no patches, so `stock=False` raises BuildError.
-    `jobs` is the number of compilers at once (default: one per CPU); `progress(done, total)` counts compiled files.
+    Args:
+        stock: without the patches.
+        backend: cpu, cuda, metal, vulkan or hip; the CPU's is always there.
+        targets: of libs (libllama and libggml), server, quantize, rpc (server and client) and tests.
+        module: instead of the targets, only the backend as a library that a program of the same base, built with
+            GGML_BACKEND_DL or not, loads by GGML_BACKEND_PATH. It holds the backend patches.
+        source: a source tree of one of the bases, taken as it is and left so; None for the pinned sdist of `base`.
+        base: name of the base (see `bases.py`) where `source` is None.
+        jobs: compilers at once; None for one per CPU.
+        progress: is told (done, total) of the compiled files.
+
     An interrupted build goes on where it stopped; a second process that wants the same build waits for the first.
-    Raises BuildError with the last lines of the log, whose full text stays in the build's folder.
+    Options in the environment's CMAKE_ARGS are passed on. Raises PatchError if the patches do not fit the source, and
+    BuildError with the last lines of the log, whose full text stays in the build's folder.
     """
-    toolchain = find_toolchain()
-    identity = _identity(stock, toolchain)
-    folder = _folder(identity)
+    check_request(backend, targets)
+    request = _request(stock, backend, module, origin(source, base))
+    wanted = (MODULE,) if module else tuple(dict.fromkeys(targets))
+    folder = request.folder
     with FileLock(folder.with_suffix(".lock")):
-        if (finished := _finished(folder)) is not None:
-            return finished
-        tree = source()
+        found = read_build(folder)
+        if found is not None and _finished(found, wanted):
+            return found
+        done = () if found is None else found.targets
+        missing = [target for target in wanted if found is None or not _finished(found, (target,))]
         folder.mkdir(exist_ok=True)
+        tree = make_tree(request.origin, folder / "llama.cpp", None if stock else _patches(module))
         with (folder / "build.log").open("w", buffering=1) as log:
-            _run(_configure_command(toolchain, tree, folder), log)
-            _run(_compile_command(toolchain, folder, jobs), log, progress)
-        _write_manifest(folder, identity)
-        return _build(folder)
+            _run(_configure_command(request, tree, {*done, *wanted}), folder, log)
+            _run(_compile_command(request, missing, jobs), folder, log, progress)
+        _finish(request, tuple(dict.fromkeys((*done, *wanted))))
+        made = read_build(folder)
+        if made is None or not _finished(made, wanted):
+            raise BuildError(f"Building llama.cpp left something out; the full log is {folder / 'build.log'}.")
+        return made
 
 
-def locate(*, stock: bool) -> Build | None:
-    """The finished build that `build` would return at once, or None; raises BuildError as `build` does."""
-    return _finished(_folder(_identity(stock, find_toolchain())))
+def locate(*, stock: bool = False, backend: str | None = None) -> Build | None:
+    """The build that is used, or None if there is none.
 
-
-def _identity(stock: bool, toolchain: Toolchain) -> dict[str, object]:
-    """Everything that decides what comes out of the compiler: the key is its hash, the manifest its text."""
+    Without `stock`, the patched build whose library the runtime takes, of `backend` if that is given. With it, the
+    server that `build(stock=True)` would return at once; raises BuildError as `build` does.
+    """
     if not stock:
-        raise BuildError("This version of llama-dflash2 has no llama.cpp patches to build; ask for the stock build.")
-    return {
-        "base": LLAMA_CPP_COMMIT,
-        "source_sha256": SDIST_SHA256,
-        "options": _OPTIONS,
+        return next((found for found in library_builds() if backend in (None, found.backend)), None)
+    found = read_build(_request(True, backend or "cpu", False, origin(None, PINNED.name)).folder)
+    return found if found is not None and _finished(found, ("server",)) else None
+
+
+def _patches(module: bool) -> Series:
+    series = read_series()
+    return series.only("backend") if module else series
+
+
+def _request(stock: bool, backend: str, module: bool, made_from: Origin) -> _Request:
+    toolchain = find_toolchain()
+    series = "" if stock else _patches(module).digest
+    identity: dict[str, object] = {
+        "base": made_from.base.name,
+        "source_sha256": made_from.sha256,
+        "options": COMMON,
         "compiler_flags": toolchain.compiler_flags,
         "environment_flags": [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")],
         "compiler": toolchain.compiler,
         "host": toolchain.host,
-        "target": _TARGET,
+        **backend_identity(backend, module, toolchain),
     }
+    if stock:
+        identity["target"] = "llama-server"  # of the time when there was nothing else: the keys stay what they were
+    else:
+        identity["series"] = series
+    return _Request(made_from, stock, backend, module, series, identity, toolchain)
 
 
-def _folder(identity: dict[str, object]) -> Path:
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return cache_folder("builds") / digest[:_KEY_LENGTH]
+def _finished(found: Build, wanted: Sequence[str]) -> bool:
+    """Whether the manifest, which is written last, lists all that is wanted, and it still lies there."""
+    if not set(wanted) <= set(found.targets):
+        return False
+    if MODULE in wanted:
+        return _module_file(found).is_file()
+    programs = (found.program(name) for target in wanted for name in TARGETS[target].programs)
+    library = "libs" not in wanted or library_file(found.libraries) is not None
+    return library and all(program.is_file() for program in programs)
 
 
-def _finished(folder: Path) -> Build | None:
-    """The build in `folder` if it is complete: its manifest is written last."""
-    found = _build(folder)
-    return found if (folder / "manifest.json").is_file() and found.server.is_file() else None
+def _module_file(found: Build) -> Path:
+    """The loadable backend of a module build."""
+    prefix, suffix = ("", ".dll") if sys.platform == "win32" else ("lib", ".so")
+    return found.libraries / f"{prefix}ggml-{found.backend}{suffix}"
 
 
-def _build(folder: Path) -> Build:
-    suffix = ".exe" if os.name == "nt" else ""
-    return Build(folder, folder / "tree" / "bin" / f"{_TARGET}{suffix}", folder.name, LLAMA_CPP_COMMIT)
+def _finish(request: _Request, targets: Sequence[str]) -> None:
+    facts = {
+        "stock": request.stock,
+        "backend": request.backend,
+        "module": request.module,
+        "series": request.series,
+        "targets": list(targets),
+        "abi": 0 if request.stock or request.module else PATCHED_ABI_VERSION,
+        "cpu": cpu_identity(),
+        "finished": time.time(),
+    }
+    write_manifest(request.folder, {**request.identity, **facts})
 
 
-def _write_manifest(folder: Path, identity: dict[str, object]) -> None:
-    partial = folder / "manifest.json.partial"
-    partial.write_text(json.dumps(identity, indent=2, sort_keys=True) + "\n")
-    partial.replace(folder / "manifest.json")
-
-
-def _configure_command(toolchain: Toolchain, tree: Path, folder: Path) -> list[str]:
-    options = dict(_OPTIONS, CMAKE_MAKE_PROGRAM=toolchain.ninja)
+def _configure_command(request: _Request, tree: Path, targets: set[str]) -> list[str]:
+    toolchain, identity = request.toolchain, request.identity
+    options = dict(COMMON, CMAKE_MAKE_PROGRAM=toolchain.ninja)
     for language in ("C", "CXX"):
         flags = [os.environ.get(f"{language}FLAGS", ""), *toolchain.compiler_flags]
         options[f"CMAKE_{language}_FLAGS"] = " ".join(flags).strip()
+    backend_options = identity.get("backend_options", {})
+    assert isinstance(backend_options, dict)
+    options.update(backend_options)
+    for target in sorted(targets - {MODULE}):
+        options.update(TARGETS[target].options)
+    if not request.stock:
+        # Not git, which might find another repository around the cache, says what this is.
+        options.update(
+            GIT_EXE="OFF",
+            GGML_BUILD_COMMIT=request.origin.base.commit,
+            LLAMA_BUILD_COMMIT=f"{request.origin.base.name}+dflash2.{request.series[:8]}",
+        )
+    extra = identity.get("cmake_args", [])
+    assert isinstance(extra, list)
     definitions = [f"-D{name}={value}" for name, value in options.items()]
-    return [toolchain.cmake, "-S", str(tree), "-B", str(folder / "tree"), "-G", "Ninja", *definitions]
+    return [toolchain.cmake, "-S", str(tree), "-B", str(request.folder / "tree"), "-G", "Ninja", *definitions, *extra]
 
 
-def _compile_command(toolchain: Toolchain, folder: Path, jobs: int | None) -> list[str]:
+def _compile_command(request: _Request, targets: Sequence[str], jobs: int | None) -> list[str]:
     n_jobs = jobs or os.cpu_count() or 1
-    return [toolchain.ninja, "-C", str(folder / "tree"), "-j", str(n_jobs), _TARGET]
+    names = [f"ggml-{request.backend}"] if request.module else [n for t in targets for n in TARGETS[t].cmake]
+    return [request.toolchain.ninja, "-C", str(request.folder / "tree"), "-j", str(n_jobs), *dict.fromkeys(names)]
 
 
-def _run(command: Sequence[str], log: TextIO, progress: Progress | None = None) -> None:
+def _run(command: Sequence[str], folder: Path, log: TextIO, progress: Progress | None = None) -> None:
     """Run `command` with its output in `log`; raises BuildError with the last lines if it fails."""
-    environment = {**os.environ, "NINJA_STATUS": _NINJA_STATUS}
+    # ccache, which llama.cpp's build uses if it is there, then sees the same paths in every build folder.
+    environment = {"CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1", **os.environ, "NINJA_STATUS": _NINJA_STATUS}
     last: deque[str] = deque(maxlen=_SHOWN_LINES)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment

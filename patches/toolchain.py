@@ -18,13 +18,17 @@ _NO_AMX = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Programs by path, `compiler` with its version, and `host`, a hash of everything it knows about this CPU."""
+    """Programs by path, `compiler` with its version, and `host`, a hash of everything it knows about this CPU.
+
+    `macros` are the names that the compiler defines for this CPU.
+    """
 
     cmake: str
     ninja: str
     compiler: str
     host: str
     compiler_flags: tuple[str, ...]
+    macros: frozenset[str]
 
 
 def find_toolchain() -> Toolchain:
@@ -40,7 +44,31 @@ def find_toolchain() -> Toolchain:
         compiler=f"{compiler} {version}",
         host=hashlib.sha256(macros.encode()).hexdigest(),
         compiler_flags=_NO_AMX if broken_amx else (),
+        macros=frozenset(defined),
     )
+
+
+# What compiles the code of a backend: the program, where else than on PATH it may lie, and what to install.
+_BACKEND_COMPILERS = {
+    "cuda": ("nvcc", "/usr/local/cuda/bin", "NVIDIA's CUDA toolkit"),
+    "vulkan": ("glslc", "", "the Vulkan SDK"),
+    "hip": ("hipcc", "/opt/rocm/bin", "AMD's ROCm"),
+}
+
+
+def backend_compiler(backend: str) -> str | None:
+    """Path and version of the compiler that a backend needs beside the C++ one; None if it needs none.
+
+    Raises BuildError, naming what to install, if it is missing.
+    """
+    if backend not in _BACKEND_COMPILERS:
+        return None
+    name, folder, package = _BACKEND_COMPILERS[backend]
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), folder]))
+    if found is None:
+        raise BuildError(f"{name} is needed to build the backend {backend} and was not found; install {package}.")
+    result = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    return f"{found} {result.stdout.strip()}"
 
 
 def _program(name: str) -> str:

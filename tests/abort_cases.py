@@ -258,7 +258,7 @@ CASES: dict[str, Case] = {
     "non-causal batch beyond n_ubatch": Case("NativeError", "300 rows does not fit", call=_DECODE.format("drafter")),
     "tap of a layer that is not there": Case("NativeError", "cannot be tapped", call="llm._session.target.tap([99])"),
     # The library.
-    "library without a symbol": Case("NativeError", "does not export", environment={"DFLASH2_LIBRARY_PATH": "bare"}),
+    "library without a symbol": Case("NativeError", "does not export", environment={"DFLASH2_LIBRARY": "bare"}),
     "library of another version": Case("NativeError", "another version", before=_OTHER_LAYOUT),
     "no library": Case("NativeError", "cannot be loaded", environment={"LLAMA_CPP_LIB_PATH": "empty"}),
 }

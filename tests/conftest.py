@@ -1,6 +1,10 @@
 """Fixtures shared by all tests: the demo pair, its drafters as GGUF, and llama.cpp's source and server."""
 
+import os
 from pathlib import Path
+
+# What lies in the cache must not decide what is tested; a path here runs every test on that library.
+os.environ["DFLASH2_LIBRARY"] = os.environ.get("DFLASH2_LIBRARY", "stock")
 
 import pytest
 from generation import EXACT
@@ -9,7 +13,7 @@ from dflash2 import DFlashLlama
 from dflash2.converter import convert
 from dflash2.demo import DemoPair, demo_pair
 from dflash2.gguf_info import read_gguf_info
-from dflash2.patches import source
+from dflash2.patches import Build, build, source
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +64,12 @@ def drafter_v1_gguf(demo, tmp_path_factory) -> Path:
 def llama_cpp_source() -> Path:
     """Upstream's source tree, from the pinned sdist."""
     return source()
+
+
+@pytest.fixture(scope="session")
+def patched() -> Build:
+    """llama.cpp with the patches: its library and its server."""
+    return build(targets=("libs", "server"))
 
 
 @pytest.fixture

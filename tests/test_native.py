@@ -1,5 +1,6 @@
 """What llama.cpp would assert, and so kill the interpreter, is a NativeError here."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from dflash2 import native
-from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
+from dflash2.builds import cpu_identity, write_manifest
+from dflash2.constants import LLAMA_CPP_COMMIT, LLAMA_CPP_PYTHON_VERSION, PATCHED_ABI_VERSION
 from dflash2.errors import NativeError
 from dflash2.native import Context, ContextOptions, Model, Outputs, Placement, loader
 
@@ -161,19 +163,87 @@ def run(code, **environment):
 
     return subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **environment}, check=True, capture_output=True, text=True
-    ).stdout.split()
+    ).stdout.splitlines()
+
+
+SHOW = "from dflash2 import native; l = native.library(); print(l.path, l.imported_before, l.reason, sep='\\n')"
 
 
 def test_a_library_named_in_the_environment_is_loaded_instead_of_the_stock_one(tmp_path):
-    folder = tmp_path / "patched"
+    folder = tmp_path / "chosen"
     folder.symlink_to(Path(llama_cpp.__file__).parent / "lib")
-    code = "from dflash2 import native; l = native.library(); print(l.path, l.patched)"
-    assert run(code) == [str(native.library().path), "False"]
-    path, patched = run(code, DFLASH2_LIBRARY_PATH=str(folder))
-    assert Path(path).parent == folder
-    assert patched == "True"
-    # Once llama_cpp has loaded its own library, that one stays.
-    assert run("import llama_cpp; " + code, DFLASH2_LIBRARY_PATH=str(folder)) == [str(native.library().path), "False"]
+    stock = str(Path(llama_cpp.__file__).parent / "lib" / native.library().path.name)
+    assert run(SHOW, DFLASH2_LIBRARY="stock") == [stock, "False", "DFLASH2_LIBRARY is stock"]
+    path, before, reason = run(SHOW, DFLASH2_LIBRARY=str(folder))
+    assert (Path(path).parent, before, reason) == (folder, "False", "DFLASH2_LIBRARY names it")
+    # Programs that we start choose for themselves.
+    assert (
+        run(SHOW + "; import os; print('LLAMA_CPP_LIB_PATH' in os.environ)", DFLASH2_LIBRARY=str(folder))[3] == "False"
+    )
+
+
+def test_a_library_that_llama_cpp_loaded_before_stays(tmp_path):
+    folder = tmp_path / "chosen"
+    folder.symlink_to(Path(llama_cpp.__file__).parent / "lib")
+    path, before, reason = run("import llama_cpp; " + SHOW, DFLASH2_LIBRARY=str(folder))
+    assert Path(path).parent == Path(llama_cpp.__file__).parent / "lib"
+    assert (before, reason) == (
+        "True",
+        "llama_cpp was imported before dflash2, so the library that it had loaded stays",
+    )
+
+
+def test_the_variable_of_llama_cpp_is_left_as_the_user_set_it(tmp_path):
+    folder = tmp_path / "chosen"
+    folder.symlink_to(Path(llama_cpp.__file__).parent / "lib")
+    path, _, reason = run(SHOW, LLAMA_CPP_LIB_PATH=str(folder), DFLASH2_LIBRARY="")
+    assert (Path(path).parent, reason) == (folder, "LLAMA_CPP_LIB_PATH names it")
+
+
+def test_a_folder_without_a_library_is_named(tmp_path):
+    code = "from dflash2 import errors, native\ntry: native.library()\nexcept errors.NativeError as e: print(e)"
+    (message,) = run(code, DFLASH2_LIBRARY=str(tmp_path))
+    assert message == f"DFLASH2_LIBRARY is '{tmp_path}', a folder without libllama; name another, or stock."
+
+
+def test_a_build_that_cannot_be_loaded_leaves_the_stock_library_in_place(tmp_path):
+    libraries = tmp_path / "builds" / "0123456789abcdef" / "tree" / "bin"
+    libraries.mkdir(parents=True)
+    (libraries / native.library().path.name).write_bytes(b"no library")
+    facts = {
+        "base": LLAMA_CPP_COMMIT,
+        "stock": False,
+        "targets": ["libs"],
+        "abi": PATCHED_ABI_VERSION,
+        "cpu": cpu_identity(),
+    }
+    write_manifest(libraries.parents[1], facts)
+    path, _, reason = run(SHOW, DFLASH2_LIBRARY="", DFLASH2_CACHE=str(tmp_path))
+    assert Path(path).parent == Path(llama_cpp.__file__).parent / "lib"
+    assert reason.startswith("the patched build 0123456789abcdef cannot be loaded (")
+
+
+@pytest.mark.parametrize(
+    "other", [{"cpu": "another"}, {"abi": 99}, {"base": "b11434"}, {"stock": True}, {"module": True}]
+)
+def test_a_build_for_another_machine_or_purpose_is_not_taken(tmp_path, other):
+    libraries = tmp_path / "builds" / "0123456789abcdef" / "tree" / "bin"
+    libraries.parent.mkdir(parents=True)
+    libraries.symlink_to(Path(llama_cpp.__file__).parent / "lib")
+    facts = {"base": LLAMA_CPP_COMMIT, "stock": False, "targets": ["libs"], "abi": PATCHED_ABI_VERSION}
+    facts["cpu"] = cpu_identity()
+    write_manifest(libraries.parents[1], facts)
+    assert Path(run(SHOW, DFLASH2_LIBRARY="", DFLASH2_CACHE=str(tmp_path))[0]).parent == libraries
+    write_manifest(libraries.parents[1], {**facts, **other})
+    path, _, reason = run(SHOW, DFLASH2_LIBRARY="", DFLASH2_CACHE=str(tmp_path))
+    assert Path(path).parent == Path(llama_cpp.__file__).parent / "lib"
+    assert reason == "there is no patched build for this machine; `dflash2 build` makes one"
+
+
+def test_devices_are_those_of_the_library_in_use():
+    ggml = llama_cpp.llama_cpp._lib
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    assert len(native.device_names()) == ggml.ggml_backend_dev_count() > 0
 
 
 def test_support_of_the_pinned_library_is_complete():

@@ -2,16 +2,18 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 
 import pytest
 
+from dflash2.builds import library_builds, library_file, read_build
 from dflash2.cache import cache_folder
-from dflash2.constants import LLAMA_CPP_COMMIT, SDIST_SOURCE_FOLDER
+from dflash2.constants import LLAMA_CPP_COMMIT, SDIST_SOURCE_FOLDER, SECOND_BASE, SECOND_BASE_GGML_VERSION
 from dflash2.errors import BuildError, OutputError
-from dflash2.patches import build, locate, source
+from dflash2.patches import BASES, apply, build, locate, source
 from dflash2.patches.source import source_files, unpack
 
 
@@ -41,11 +43,51 @@ def broken_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(script))
 
 
+@pytest.fixture
+def hollow_compiler(tmp_path, monkeypatch):
+    """Compilers that take every file of llama.cpp for an empty one, and link as ever; gives the log of files."""
+    log = tmp_path / "compiled"
+    log.touch()
+    (tmp_path / "hollow.c").write_text("int main(void) { return 0; }\n")
+    for name, real in (("hollow-cc", "cc"), ("hollow-c++", "c++")):
+        script = tmp_path / name
+        script.write_text(_HOLLOW.format(log=log, empty=tmp_path / "hollow.c", real=real))
+        script.chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "hollow-cc"))
+    monkeypatch.setenv("CXX", str(tmp_path / "hollow-c++"))
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CCACHE=OFF")
+    return log
+
+
+# Programs need a main, libraries must not have two of them: it is weak.
+_HOLLOW = """#!/bin/sh
+for last; do :; done
+case "$last" in
+*/builds/*/llama.cpp/*.c|*/builds/*/llama.cpp/*.cpp|*/Unity/*.cxx)
+    test -n "$BROKEN_FILE" && case "$last" in *"$BROKEN_FILE") echo "$BROKEN_FILE is out of order" >&2; exit 1;; esac
+    echo "$last" >> {log}
+    while [ "$1" != "-o" ]; do shift; done
+    exec {real} -fPIC -Dmain='__attribute__((weak)) main' -x c -c -o "$2" {empty};;
+esac
+exec {real} "$@"
+"""
+
+
 def test_source_is_the_pinned_llama_cpp():
     folder = source()
     assert LLAMA_CPP_COMMIT in folder.name
     assert (folder / "CMakeLists.txt").is_file()
     assert "draft-dflash" in (folder / "common" / "speculative.cpp").read_text()
+
+
+def test_source_of_the_second_base_is_a_newer_llama_cpp():
+    folder = source(BASES[SECOND_BASE])
+    assert SECOND_BASE in folder.name
+    assert (
+        f"set(GGML_VERSION_MINOR {SECOND_BASE_GGML_VERSION.split('.')[1]})"
+        in (folder / "ggml/CMakeLists.txt").read_text()
+    )
+    assert not (folder / ".git").exists()
 
 
 def test_source_at_hand_needs_no_package_index(monkeypatch):
@@ -87,12 +129,7 @@ def test_only_regular_files_of_llama_cpp_are_unpacked(tmp_path):
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     with tarfile.open(path) as archive:
-        assert [member.name for member in source_files(archive)] == [names[0]]
-
-
-def test_there_are_no_patches_to_build_yet():
-    with pytest.raises(BuildError, match=r"has no llama\.cpp patches"):
-        build(stock=False)
+        assert [member.name for member in source_files(archive, SDIST_SOURCE_FOLDER)] == [names[0]]
 
 
 def test_missing_compiler_is_named(monkeypatch):
@@ -108,6 +145,109 @@ def test_failed_build_shows_the_end_of_its_log_and_counts_as_none(cache_with_sou
     assert locate(stock=True) is None
     (log,) = (cache_with_source / "builds").glob("*/build.log")
     assert "out of order" in log.read_text()
+
+
+@pytest.mark.usefixtures("hollow_compiler")
+def test_failed_patched_build_shows_the_compilers_words(cache_with_source, monkeypatch):
+    monkeypatch.setenv("BROKEN_FILE", "dflash2-c.cpp")
+    with pytest.raises(BuildError, match=r"dflash2-c\.cpp is out of order") as caught:
+        build(targets=("libs",))
+    (log,) = (cache_with_source / "builds").glob("*/build.log")
+    assert str(log) in str(caught.value)
+    assert "FAILED:" in log.read_text()
+
+
+@pytest.mark.usefixtures("cache_with_source")
+def test_interrupted_build_goes_on_where_it_stopped(hollow_compiler):
+    def interrupt(done, _total):
+        if done == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(targets=("libs",), progress=interrupt)
+    assert not library_builds()
+    before = hollow_compiler.read_text().splitlines()
+    totals = set()
+    made = build(targets=("libs",), progress=lambda _done, total: totals.add(total))
+    compiled = hollow_compiler.read_text().splitlines()
+    assert len(before) >= 20
+    # What was interrupted in the middle is compiled again, what was finished is not.
+    assert len(compiled) - len(set(compiled)) <= os.cpu_count()
+    assert len(compiled) - len(before) <= max(totals)
+    assert library_file(made.libraries).is_file()
+    assert made == build(targets=("libs",)) == read_build(made.folder)
+
+
+def test_processes_that_want_the_same_build_make_it_once(hollow_compiler, cache_with_source):
+    program = "from dflash2.patches import build; print(build(targets=('libs',)).key)"
+    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    keys = {process.communicate()[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [path.parent.name for path in (cache_with_source / "builds").glob("*/manifest.json")] == [*keys]
+    compiled = hollow_compiler.read_text().splitlines()
+    assert len(compiled) == len(set(compiled)) > 50
+
+
+@pytest.mark.usefixtures("cache_with_source")
+def test_targets_follow_each_other_in_one_folder(hollow_compiler):
+    alone = build(targets=("quantize",))
+    assert (alone.targets, library_builds()) == (("quantize",), [])
+    first = build(targets=("libs",))
+    compiled = len(hollow_compiler.read_text().splitlines())
+    second = build(targets=("libs", "rpc"))
+    assert {alone.folder, first.folder, second.folder} == {first.folder}
+    assert (first.targets, second.targets) == (("quantize", "libs"), ("quantize", "libs", "rpc"))
+    added = hollow_compiler.read_text().splitlines()[compiled:]
+    assert any(name.endswith("ggml-rpc.cpp") for name in added)
+    assert len(added) < 20
+    assert second.program("ggml-rpc-server").is_file()
+
+
+@pytest.mark.usefixtures("hollow_compiler")
+def test_a_tree_of_ones_own_is_built_patched_and_left_as_it_is(cache_with_source, tmp_path):
+    own = tmp_path / "llama.cpp"
+    shutil.copytree(source(), own)
+    (own / "build").mkdir()
+    (own / "build" / "CMakeCache.txt").touch()
+    files = sorted(path.relative_to(own) for path in own.rglob("*"))
+    made = build(targets=("libs",), source=own)
+    assert made.base == LLAMA_CPP_COMMIT
+    assert (made.folder / "llama.cpp" / "src" / "dflash2-c.cpp").is_file()
+    assert not (made.folder / "llama.cpp" / "build").exists()
+    assert sorted(path.relative_to(own) for path in own.rglob("*")) == files
+    apply(own)
+    stock = build(targets=("libs",), source=own, stock=True)
+    assert not (stock.folder / "llama.cpp" / "src" / "dflash2-c.cpp").exists()
+    assert len(list((cache_with_source / "builds").glob("*/manifest.json"))) == 2
+
+
+@pytest.mark.usefixtures("hollow_compiler", "cache_with_source")
+def test_a_backend_alone_has_the_backend_patches_only():
+    made = build(module=True)
+    assert (made.module, made.targets, made.abi) == (True, ("module",), 0)
+    assert [path.name for path in made.libraries.glob("libggml-cpu.so")] == ["libggml-cpu.so"]
+    assert (made.folder / "llama.cpp" / "ggml" / "src" / "dflash2-module.cpp").is_file()
+    assert not (made.folder / "llama.cpp" / "src" / "dflash2-c.cpp").exists()
+    assert not library_builds()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"backend": "tpu"}, "no backend 'tpu'"),
+        ({"targets": ("libs", "all")}, "no target all"),
+        ({"targets": ()}, "no target"),
+        ({"backend": "vulkan"}, "glslc is needed to build the backend vulkan"),
+        ({"backend": "hip"}, "hipcc is needed to build the backend hip"),
+        ({"base": "b1"}, "no base 'b1'"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused(request_, message, monkeypatch, tmp_path):
+    for program in ("c++", "git"):
+        (tmp_path / program).symlink_to(shutil.which(program))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=message):
+        build(**request_)
 
 
 def test_stock_server_is_built_once():

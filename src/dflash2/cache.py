@@ -10,14 +10,19 @@ from dflash2.errors import OutputError
 CACHE_VARIABLE = "DFLASH2_CACHE"
 
 
-def cache_folder(name: str) -> Path:
-    """Folder `name` of the cache, made if it is not there.
+def cache_path(name: str) -> Path:
+    """Folder `name` of the cache, whether it is there or not.
 
     The cache is `$DFLASH2_CACHE`, else the platform's cache folder for llama-dflash2 (`~/.cache/llama-dflash2` on
-    Linux). Raises OutputError if the folder cannot be made or written to.
+    Linux).
     """
     root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("llama-dflash2", appauthor=False)
-    folder = Path(root).expanduser().absolute() / name
+    return Path(root).expanduser().absolute() / name
+
+
+def cache_folder(name: str) -> Path:
+    """Folder `name` of the cache, made if it is not there; raises OutputError if it cannot be made or written to."""
+    folder = cache_path(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

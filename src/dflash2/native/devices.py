@@ -43,10 +43,17 @@ def devices(names: Sequence[str]) -> Any:
 
 
 def _ggml() -> Any:
-    """The library that the devices live in, already loaded by llama_cpp; its signatures are in ggml-backend.h."""
-    llama()[0].llama_backend_init()
-    from llama_cpp._ggml import libggml
+    """The libggml that libllama uses; its signatures are in ggml-backend.h.
 
+    Not `llama_cpp._ggml.libggml`: that is a second copy, from the stock folder, with a list of devices of its own.
+    """
+    module, loaded = llama()
+    module.llama_backend_init()
+    libggml = module._lib  # its symbols include those of the libraries it is linked with, except on Windows
+    if not hasattr(libggml, "ggml_backend_dev_count"):
+        from llama_cpp._ctypes_extensions import load_shared_library
+
+        libggml = load_shared_library("ggml", loaded.path.parent)
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     libggml.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]

@@ -11,45 +11,56 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dflash2.constants import LLAMA_CPP_PYTHON_VERSION
+from dflash2.constants import LLAMA_CPP_PYTHON_VERSION, PATCHED_ABI_VERSION
 from dflash2.errors import NativeError
+from dflash2.native.choice import LIBRARY_VARIABLE, LLAMA_CPP_VARIABLE, choose
 from dflash2.native.symbols import SYMBOLS
-
-# A folder with a patched libllama; llama_cpp reads its own variable once, when it is first imported.
-LIBRARY_VARIABLE = "DFLASH2_LIBRARY_PATH"
-_LLAMA_CPP_VARIABLE = "LLAMA_CPP_LIB_PATH"
 
 
 @dataclass(frozen=True)
 class Library:
-    """The llama.cpp library in use: `path` of the file, and whether it was chosen by us (`patched`)."""
+    """The llama.cpp library in use.
+
+    Attributes:
+        path: the file.
+        patched: whether it has the C interface of a patched build.
+        reason: why it is this one, in words.
+        imported_before: whether llama_cpp had loaded it before dflash2 could choose.
+    """
 
     path: Path
     patched: bool
-
-
-def _prefer_patched_library() -> bool:
-    """Point llama_cpp at a patched library before its first import; False if there is none, or it is too late."""
-    folder = os.environ.get(LIBRARY_VARIABLE)
-    if not folder or "llama_cpp" in sys.modules or _LLAMA_CPP_VARIABLE in os.environ:
-        return False
-    os.environ[_LLAMA_CPP_VARIABLE] = folder
-    return True
+    reason: str
+    imported_before: bool
 
 
 @cache
 def llama() -> tuple[Any, Library]:
     """The module `llama_cpp.llama_cpp` with its library loaded."""
-    patched = _prefer_patched_library()
+    imported_before = "llama_cpp.llama_cpp" in sys.modules
+    choice = choose()
     try:
-        module = import_module("llama_cpp.llama_cpp")
+        module = _import_with(choice.folder)
     except (ImportError, RuntimeError, OSError) as error:
         raise NativeError(
             f"llama-cpp-python cannot be loaded ({error}); install llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}."
         ) from error
-    loaded = Library(Path(module._lib._name), patched)
+    version_of = getattr(module._lib, "dflash2_abi_version", None)
+    patched = version_of is not None and version_of() == PATCHED_ABI_VERSION
+    loaded = Library(Path(module._lib._name), patched, choice.reason, imported_before)
     _check_layout(module, loaded)
     return module, loaded
+
+
+def _import_with(folder: Path | None) -> Any:
+    """Import llama_cpp with the library in `folder`; its variable is set for no longer than that."""
+    if folder is None:
+        return import_module("llama_cpp.llama_cpp")
+    os.environ[LLAMA_CPP_VARIABLE] = str(folder)
+    try:
+        return import_module("llama_cpp.llama_cpp")
+    finally:
+        del os.environ[LLAMA_CPP_VARIABLE]
 
 
 # Values that every llama.cpp puts there: read at another offset, by the structure of another version, they differ.
@@ -77,7 +88,7 @@ def _check_layout(module: Any, loaded: Library) -> None:
             wrong = next(name for name in expected if found[name] != expected[name])
             raise NativeError(
                 f"{loaded.path} is of another version than llama-cpp-python {version('llama-cpp-python')}: its {make} "
-                f"gives {wrong} = {found[wrong]}, not {expected[wrong]}; unset {_LLAMA_CPP_VARIABLE} and "
+                f"gives {wrong} = {found[wrong]}, not {expected[wrong]}; unset {LLAMA_CPP_VARIABLE} and "
                 f"{LIBRARY_VARIABLE}, or build the library for this version."
             )
 
@@ -89,10 +100,10 @@ def library() -> Library:
 
 @cache
 def function(name: str) -> Any:
-    """A function of `llama-ext.h` under one of its names."""
+    """A function of `llama-ext.h` under one of its names: the plain one where the library has our C interface."""
     module, loaded = llama()
     symbol = SYMBOLS[name]
-    for exported in symbol.names:
+    for exported in symbol.names if loaded.patched else symbol.names[1:]:
         found = getattr(module._lib, exported, None)
         if found is not None:
             found.restype, found.argtypes = symbol.result, list(symbol.arguments)
@@ -101,6 +112,12 @@ def function(name: str) -> Any:
         f"{loaded.path} (llama-cpp-python {version('llama-cpp-python')}) does not export {name}, which DFlash needs; "
         f"install llama-cpp-python {LLAMA_CPP_PYTHON_VERSION}."
     )
+
+
+def lattice_layout() -> int:
+    """How the library lays out the selector's rows (`dflash2_lattice_layout` in dflash2.h); 1 is upstream's."""
+    module, loaded = llama()
+    return int(module._lib.dflash2_lattice_layout()) if loaded.patched else 1
 
 
 def require_symbols() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from dataclasses import dataclass
@@ -15,14 +16,7 @@ from dflash2.constants import DRAFTER_ARCHITECTURE
 from dflash2.errors import NativeError
 from dflash2.native.loader import Library, function, library, llama
 from dflash2.native.log import captured_log
-from dflash2.native.symbols import SYMBOLS
-
-# Came with DFlash 2; nothing here calls it.
-_DFLASH2_SYMBOLS = (
-    "llama_model_dflash_selector_top_k",
-    "_Z33llama_model_dflash_selector_top_kPK11llama_model",
-    "?llama_model_dflash_selector_top_k@@YAIPEBUllama_model@@@Z",
-)
+from dflash2.native.symbols import COUNTERS, SELECTOR_TOP_K, SYMBOLS
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,20 @@ def support() -> Support:
     missing = tuple(name for name in SYMBOLS if not _exported(name))
     drafters = 0
     if knows_architecture(DRAFTER_ARCHITECTURE):
-        drafters = 2 if any(hasattr(module._lib, name) for name in _DFLASH2_SYMBOLS) else 1
+        drafters = 2 if any(hasattr(module._lib, name) for name in SELECTOR_TOP_K.names) else 1
     return Support(library(), version("llama-cpp-python"), missing, drafters)
+
+
+def counters() -> dict[str, int]:
+    """How often each piece of patched code ran in this process, of those that the library has."""
+    module, _ = llama()
+    found = {}
+    for name in COUNTERS:
+        counter = getattr(module._lib, name, None)
+        if counter is not None:
+            counter.restype = ctypes.c_uint64
+            found[name] = int(counter())
+    return found
 
 
 def _exported(name: str) -> bool:

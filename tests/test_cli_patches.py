@@ -1,0 +1,75 @@
+"""`dflash2 build`, `patch` and `doctor` as a user runs them."""
+
+import os
+
+import pytest
+from test_cli import run
+from test_series import copy_of_tree
+
+from dflash2 import native
+from dflash2.constants import LLAMA_CPP_COMMIT
+from dflash2.patches import build, read_series
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return copy_of_tree(LLAMA_CPP_COMMIT, tmp_path / "llama.cpp")
+
+
+def test_patch_applies_says_so_and_removes(tree):
+    touched = tree / read_series().touched[0]
+    before = touched.read_bytes()
+    for arguments, said in (
+        (["--status"], "llama.cpp 0c1e57098: not patched\n"),
+        ([], "llama.cpp 0c1e57098: patched\n"),
+        (["--status"], "llama.cpp 0c1e57098: patched\n"),
+        (["--remove"], "llama.cpp 0c1e57098: not patched\n"),
+    ):
+        result = run("dflash2", "patch", tree, *arguments)
+        assert (result.returncode, result.stdout) == (0, said), result.stderr
+    assert touched.read_bytes() == before
+
+
+def test_patch_refuses_a_foreign_tree_in_one_sentence(tree):
+    touched = tree / read_series().touched[0]
+    touched.write_text("")
+    result = run("dflash2", "patch", tree)
+    assert result.returncode == 1
+    assert f"error: {tree} holds llama.cpp (ggml 0.25.3), which is no base of the patches" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_build_says_where_what_it_made_is():
+    made = build(stock=True, targets=("server",))
+    result = run("dflash2", "build", "--stock", "--targets", "server")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        f"stock llama.cpp {made.base}, cpu: {made.libraries}",
+        f"llama-server: {made.server}",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--targets", "all"], ["--targets", ""], ["--backend", "tpu"], ["--base", "b1"]])
+def test_build_names_what_it_does_not_know(arguments):
+    result = run("dflash2", "build", *arguments)
+    assert result.returncode == 2
+    assert arguments[0] in result.stderr
+
+
+def test_doctor_says_which_library_is_used_and_why():
+    result = run("dflash2", "doctor")
+    assert result.returncode == 0, result.stderr
+    rows = {line[:18].strip(): line[20:] for line in result.stdout.splitlines() if not line.startswith("patched build")}
+    assert rows["library"] == f"stock: {native.library().path}"
+    assert rows["because"] == "DFLASH2_LIBRARY is stock"
+    assert rows["functions missing"] == "none"
+    assert rows["drafters"] == "DFlash 2"
+    assert rows["selector rows"] == "layout 1"
+    assert rows["GPU devices"] == (", ".join(native.gpu_names()) or "none")
+
+
+def test_doctor_of_the_patched_library(patched):
+    result = run("dflash2", "doctor", env={**os.environ, "DFLASH2_LIBRARY": ""})
+    assert result.returncode == 0, result.stderr
+    assert "patched, C interface 1: " in result.stdout
+    assert f"patched build {patched.key}: cpu, {', '.join(patched.targets)}" in result.stdout
