@@ -7,6 +7,7 @@ library and every switch gets a process. A job is {kind, target, drafter, option
 import ctypes
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def cycles(job):
         "rebuilds": [],
     }
 
-    def record(cycle):
+    def record(number, cycle):
         found["prompts"].append(number)
         found["anchors"].append(cycle.anchor)
         found["positions"].append(cycle.position)
@@ -41,8 +42,8 @@ def cycles(job):
         if top_k:
             found["lattices"].append(drafter.lattice()[1:, : top_k + top_k * top_k].copy())
 
-    llm.on_cycle = record
     for number, prompt in enumerate(job["prompts"]):
+        llm.on_cycle = partial(record, number)
         llm.reset()
         stream = llm.generate(llm.tokenize(prompt.encode()) if isinstance(prompt, str) else prompt, temp=0.0)
         found["tokens"].append([next(stream) for _ in range(job["n_tokens"])])
