@@ -16,9 +16,12 @@ from factories import VOCAB, drafter_config, write_checkpoint
 from generation import EXACT
 
 from dflash2.converter import convert
+from dflash2.errors import BuildError
+from dflash2.patches import locate
 
 PROBE = Path(__file__).with_name("graph_probe.py")
 LIBRARY_VARIABLE = "DFLASH2_TEST_LIBRARY"
+LIBRARY_VARIABLES = ("DFLASH2_LIBRARY", "LLAMA_CPP_LIB_PATH")
 SWITCHES = ("DFLASH2_NO_CAUSAL_SWA", "DFLASH2_NO_LEAN_GRAPH", "DFLASH2_NO_GRAPH_PAIR", "DFLASH2_NO_WHOLE_BLOCKS")
 N_PROMPTS, N_TOKENS = 3, 60
 BLOCK = 8
@@ -32,26 +35,31 @@ ONE_ULP = 2e-6  # of scores between 8 and 16, twice
 
 
 @pytest.fixture(scope="session")
-def patched():
+def library():
     """Folder of the patched library."""
-    folder = os.environ.get(LIBRARY_VARIABLE)
-    if not folder:
-        pytest.skip(f"no patched build: set {LIBRARY_VARIABLE} to the folder of its libllama")
-    return Path(folder)
+    if folder := os.environ.get(LIBRARY_VARIABLE):
+        return Path(folder)
+    try:
+        found = locate(stock=False)
+    except BuildError:
+        found = None
+    if found is None:
+        pytest.skip("there is no patched build for this machine; `dflash2 build` makes one")
+    return found.libraries
 
 
 @pytest.fixture
-def probe(patched, tmp_path):
-    """Runs a job under the patched library, with `off` switched off; under the stock one with `off=None`."""
+def probe(library, tmp_path):
+    """Runs a job under the patched library with the switches `off` set, or under the stock one."""
 
     def run(kind, target, drafter, *off, stock=False, **job):
-        environment = {name: value for name, value in os.environ.items() if name not in SWITCHES}
-        environment |= {"LLAMA_CPP_LIB_PATH": str(patched)} if not stock else {}
-        environment |= dict.fromkeys(off, "1")
+        chosen = {"DFLASH2_LIBRARY": "stock"} if stock else dict.fromkeys(LIBRARY_VARIABLES, str(library))
+        kept = {name: value for name, value in os.environ.items() if name not in (*SWITCHES, *LIBRARY_VARIABLES)}
         described = {"kind": kind, "target": str(target), "drafter": str(drafter), **job}
         (tmp_path / "job.json").write_text(json.dumps(described))
         command = [sys.executable, str(PROBE), str(tmp_path / "job.json"), str(tmp_path / "result.npz")]
-        subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+        environment = {**kept, **chosen, **dict.fromkeys(off, "1")}
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         with np.load(tmp_path / "result.npz") as result:
             return dict(result)
 
