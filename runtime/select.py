@@ -74,8 +74,8 @@ def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | Non
     """Proposed tokens [B - 1] from the drafter's `rows`; the first one will stand at `position`.
 
     With a selector (`top_k` = K > 0) a row holds K candidate ids as floats, then scores S(a, b) as K x K,
-    predecessor-major, then padding; in the first row every predecessor is the anchor. The walk goes row by row, it is
-    not Viterbi: b = argmax_b S(a, b), then a = b (`CandidateSelector.select` of the reference). With `chance`,
+    predecessor-major, then what nobody reads; in the first row predecessor 0 is the anchor. The walk goes row by row,
+    it is not Viterbi: b = argmax_b S(a, b), then a = b (`CandidateSelector.select` of the reference). With `chance`,
     b = argmax_b S(a, b) / T + g, which draws b from softmax(S / T).
     Without a selector (K = 0) each row holds logits, and the proposal is their argmax; where the target's tokens are
     drawn with the same noise, argmax of logits / T + g (measured: 3% to 11% more accepted at T = 1, 1% at T = 0.6).

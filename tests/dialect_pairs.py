@@ -67,12 +67,13 @@ def drafted_blocks(target, drafter, reference: PlainDrafter):
         stream = llm.generate(prompt, temp=0.0)
         tokens = prompt + [next(stream) for _ in range(N_TOKENS)]
         stream.close()
-        blocks += [_block(target, reference, tokens, cycle) for cycle in cycles]
+        blocks += [compared(target, reference, tokens, cycle) for cycle in cycles]
     llm.close()
     return blocks
 
 
-def _block(target, reference, tokens, cycle):
+def compared(target, reference, tokens, cycle):
+    """A `cycle` of ours (its anchor, position and proposal) among `tokens`, beside the reference's proposal."""
     rules = reference.rules
     features = target.features(tokens[: cycle.position], rules.taps)
     table = reference.weights.get("embed_tokens.weight", target.embeddings)

@@ -170,7 +170,11 @@ class Context:
         return self._view(ctypes.addressof(self._get_logits(self._pointer).contents), self._outputs, self.n_vocab)
 
     def lattice(self) -> FloatArray:
-        """View [rows of the last token decode, n_embd]: what the selector wrote for each row."""
+        """View [rows of the last token decode, n_embd]: what the selector wrote for each row.
+
+        K ids and K x K scores; stock llama.cpp fills the rest with zeros and the first row with the anchor's scores K
+        times (layout 1), a patched one writes neither, nor the anchor's own row (layout 2): nobody may read them.
+        """
         if not self._nextn or self._rows == 0:
             raise NativeError("the last batch computed no selector rows.")
         return self._view(function("llama_get_embeddings_nextn")(self._pointer), self._rows, self.n_embd)
