@@ -30,3 +30,9 @@ def cpu_library(folder: Path) -> ctypes.CDLL:
     link = (f"-L{LLAMA_LIBRARIES}", f"-Wl,-rpath,{LLAMA_LIBRARIES}", "-lggml-cpu", "-lggml-base")
     sources = [KERNELS / "cpu_ops.cpp", *sorted((SOURCES / "ggml-cpu").glob("dflash2-*.cpp"))]
     return compile_library(folder / "libcpu_ops.so", sources, ("-O3", "-Dggml_barrier=test_barrier", *link))
+
+
+def cuda_library(folder: Path) -> ctypes.CDLL:
+    """The CUDA kernel bodies, their lanes run by `lanes.h`."""
+    flags = ("-ffp-contract=off", "-Wno-unknown-pragmas", "-Wno-unused-function")
+    return compile_library(folder / "libcuda_kernels.so", [KERNELS / "cuda_kernels.cpp"], flags)

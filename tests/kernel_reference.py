@@ -16,3 +16,21 @@ def conv_float64(x: np.ndarray, delta: np.ndarray, base: np.ndarray, sizes: tupl
     for t in range(min(taps, block)):
         out[:, t:] += weights[:, t:, t] * blocks[:, : block - t]
     return out.reshape(x.shape)
+
+
+def selector_float64(
+    predecessor: np.ndarray, successor: np.ndarray, gate: np.ndarray, unary: np.ndarray, ids: np.ndarray
+) -> np.ndarray:
+    """Lattice rows `[ids of position i + 1 | S(a, b), predecessor-major]`, [n_blocks, block - 1, k + k * k].
+
+    S(a, b) = unary[i + 1, b] + <predecessor[i, a] * gate[i + 1], successor[i + 1, b]>; `predecessor` and `successor`
+    [n_blocks, block, k, rank], `gate` [n_blocks, block, rank], `unary` and `ids` [n_blocks, block, k].
+    """
+    scores = np.einsum(
+        "niar,nir,nibr->niab",
+        predecessor[:, :-1].astype(np.float64),
+        gate[:, 1:].astype(np.float64),
+        successor[:, 1:].astype(np.float64),
+    )
+    scores += unary[:, 1:, None].astype(np.float64)
+    return np.concatenate([ids[:, 1:].astype(np.float64), scores.reshape(*scores.shape[:2], -1)], axis=-1)

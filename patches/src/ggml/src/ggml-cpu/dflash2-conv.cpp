@@ -3,11 +3,11 @@
 #include "dflash2-cpu.h"
 
 #include "../dflash2-conv-match.h"
+#include "../dflash2-switch.h"
 #include "ggml-cpu-impl.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 
 // The ops round every product before they add it: no fused multiply-add here.
 #if defined(__clang__)
@@ -23,10 +23,7 @@ constexpr int64_t CHUNK = 256;  // channels at a time: base and the rows of x st
 std::atomic<uint64_t> n_conv{0};
 
 bool switched_off() {
-    static const bool off = [] {
-        const char * env = std::getenv("DFLASH2_NO_CONV");
-        return env != nullptr && std::atoi(env) == 1;
-    }();
+    static const bool off = dflash2_switched_off("DFLASH2_NO_CONV");
     return off;
 }
 

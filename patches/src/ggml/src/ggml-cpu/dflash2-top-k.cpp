@@ -2,12 +2,12 @@
 
 #include "dflash2-cpu.h"
 
+#include "../dflash2-switch.h"
 #include "ggml-cpu-impl.h"
 #include "ops.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -20,10 +20,7 @@ constexpr int     PREFETCH  = 1024;  // columns ahead
 std::atomic<uint64_t> n_top_k{0};
 
 bool switched_off() {
-    static const bool off = [] {
-        const char * env = std::getenv("DFLASH2_NO_TOPK");
-        return env != nullptr && std::atoi(env) == 1;
-    }();
+    static const bool off = dflash2_switched_off("DFLASH2_NO_TOPK");
     return off;
 }
 

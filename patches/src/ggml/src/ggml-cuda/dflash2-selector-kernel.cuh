@@ -9,8 +9,8 @@
 // Strides in elements of the tensors that the lattice of one block position is made of.
 struct dflash2_selector_args {
     int     n_candidates, rank, n_positions;
-    int     pred_candidate, succ_candidate;            // from one candidate's vector to the next
-    int     pred_position, succ_position, gate_position, unary_position, id_position;
+    int64_t pred_candidate, succ_candidate;            // from one candidate's vector to the next
+    int64_t pred_position, succ_position, gate_position, unary_position, id_position;
     int64_t pred_block, succ_block, gate_block, unary_block, id_block;
 };
 
