@@ -1,0 +1,140 @@
+"""The CUDA kernels: their bodies on the CPU against float64, and what nvcc makes of them for every architecture."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from kernel_libraries import SOURCES, cuda_library
+from kernel_reference import conv_float64, selector_float64
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> ctypes.CDLL:
+    return cuda_library(tmp_path_factory.mktemp("kernels"))
+
+
+def pointers(*arrays: np.ndarray) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(a.ctypes.data) for a in arrays]
+
+
+def conv(library: ctypes.CDLL, sizes: tuple[int, ...], inputs: list[np.ndarray]) -> np.ndarray:
+    out = np.full_like(inputs[0], np.nan)
+    library.cuda_conv(*sizes, *pointers(*inputs, out))
+    return out
+
+
+def conv_inputs(sizes: tuple[int, ...]) -> list[np.ndarray]:
+    group, n_groups, taps, block, n_blocks, _ = sizes
+    random = np.random.default_rng(sizes)
+    shapes = [(block * n_blocks, group * n_groups), (block * n_blocks, 2, taps, n_groups), (2, taps, group * n_groups)]
+    return [random.standard_normal(s, dtype=np.float32) for s in shapes]
+
+
+def random_conv_sizes(n: int) -> list[tuple[int, ...]]:
+    random = np.random.default_rng(11)
+    return [tuple(int(random.integers(1, high)) for high in (18, 20, 5, 10, 4)) + (i % 2,) for i in range(n)]
+
+
+@pytest.mark.parametrize("sizes", [(16, 320, 2, 8, 1, 1), *random_conv_sizes(24)])
+def test_conv(library, sizes):
+    inputs = conv_inputs(sizes)
+    np.testing.assert_allclose(conv(library, sizes, inputs), conv_float64(*inputs, sizes), rtol=1e-5, atol=1e-5)
+
+
+def test_conv_reads_no_row_across_a_block(library):
+    sizes = (16, 3, 4, 5, 3, 0)
+    inputs = conv_inputs(sizes)
+    whole = conv(library, sizes, inputs)
+    inputs[0][:5] = np.nan
+    inputs[0][10:] = np.nan
+    np.testing.assert_array_equal(conv(library, sizes, inputs)[5:10], whole[5:10])
+
+
+def top_k(library: ctypes.CDLL, rows: np.ndarray, k: int) -> np.ndarray:
+    """Sorted columns of every row."""
+    out = np.full((len(rows), k), -1, np.int32)
+    library.cuda_top_k(*pointers(np.ascontiguousarray(rows)), rows.shape[1], len(rows), k, *pointers(out))
+    return np.sort(out)
+
+
+def largest(rows: np.ndarray, k: int) -> np.ndarray:
+    """Sorted columns of the k largest, of equal values the first ones."""
+    return np.sort(np.argsort(-rows, kind="stable")[:, :k])
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_cols", "k"),
+    [(1, 248320, 16), (1, 300000, 64), (2, 8193, 64), (3, 4096, 1), (2, 4097, 7), (2, 1025, 64), (2, 12300, 33)],
+)
+def test_top_k(library, n_rows, n_cols, k):
+    rows = np.random.default_rng(n_cols).standard_normal((n_rows, n_cols), dtype=np.float32)
+    np.testing.assert_array_equal(top_k(library, rows, k), largest(rows, k))
+
+
+@pytest.mark.parametrize("k", [1, 16, 64])
+@pytest.mark.parametrize("order", ["rising", "falling", "equal", "two values", "minus infinity", "one lane", "infinite"])
+def test_top_k_of_hard_rows(library, order, k):
+    n = 9000
+    rising = np.arange(n, dtype=np.float32)
+    mostly_masked = np.full(n, -np.inf, np.float32)
+    mostly_masked[[3, 8999]] = [1, -2]
+    row = {
+        "rising": rising,
+        "falling": rising[::-1],
+        "equal": np.full(n, 0.5, np.float32),
+        "two values": (rising % 300 == 7).astype(np.float32),
+        "minus infinity": mostly_masked,
+        # the largest of every part sit with few threads: the shared buffer fills up
+        "one lane": np.where(rising % 256 < k - 1, rising + n, rising),
+        "infinite": np.where(rising % 1000 == 999, np.float32(np.inf), rising),
+    }[order]
+    rows = np.stack([row, -row])
+    np.testing.assert_array_equal(top_k(library, rows, k), largest(rows, k))
+
+
+def test_top_k_puts_nan_first_as_a_radix_sort_does(library):
+    rows = np.random.default_rng(3).standard_normal((2, 9000), dtype=np.float32)
+    rows[0, [5, 8000]] = np.nan
+    rows[1, 17] = -np.float32(np.nan)
+    with_order = rows.copy()
+    with_order[0, [5, 8000]] = np.inf
+    with_order[1, 17] = -np.inf
+    np.testing.assert_array_equal(top_k(library, rows, 16), largest(with_order, 16))
+
+
+@pytest.mark.parametrize(
+    ("k", "rank", "block", "n_blocks"), [(16, 256, 8, 1), (16, 256, 4, 3), (5, 33, 3, 2), (1, 7, 2, 1), (20, 100, 3, 1)]
+)
+def test_selector_scores(library, k, rank, block, n_blocks):
+    random = np.random.default_rng(k)
+    vectors = [random.standard_normal((n_blocks, block, k, rank), dtype=np.float32) for _ in range(2)]
+    gate = random.standard_normal((n_blocks, block, rank), dtype=np.float32)
+    unary = random.standard_normal((n_blocks, block, k), dtype=np.float32)
+    ids = random.integers(0, 248320, (n_blocks, block, k), dtype=np.int32)
+    lattice = np.full((n_blocks, block - 1, k + k * k), np.nan, np.float32)
+    library.cuda_selector(k, rank, block, n_blocks, *pointers(*vectors, gate, unary, ids, lattice))
+    np.testing.assert_allclose(lattice, selector_float64(*vectors, gate, unary, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_no_kernel_spills_on_any_architecture(tmp_path):
+    kernels = sorted((SOURCES / "ggml-cuda").glob("dflash2-*-kernel.cuh"))
+    instances = "".join(
+        f"template __global__ void dflash2_conv_kernel<{taps}>(const float *, const float *, const float *, float *,"
+        " int, int, int, int, int, int, int);\n"
+        for taps in (2, 4)
+    )
+    used = "void * used[] = {(void *) dflash2_top_k_scan, (void *) dflash2_top_k_merge, (void *) dflash2_selector_kernel};\n"
+    unit = tmp_path / "kernels.cu"
+    unit.write_text("".join(f'#include "{kernel}"\n' for kernel in kernels) + instances + used)
+    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+    command = ["nvcc", "-std=c++17", "-O3", *codes, "-Xptxas", "-v", "-fatbin", str(unit), "-o", str(tmp_path / "kernels.fatbin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills == [("0", "0")] * (5 * len(ARCHITECTURES))
