@@ -81,9 +81,22 @@ class LlamaServer:
         changes = [(b, a) for a, b in pairwise(counters) if a != b]
         return Completion(tokens, [(n1 - n0, a1 - a0) for (n1, a1), (n0, a0) in changes], stop_type)
 
-    def _stream(self, path: str, request: dict):
+    def answer(self, prompt: list[int], n_predict: int, **options) -> dict:
+        """The whole answer to one request as llama-server words it; nothing reused unless `options` ask for it."""
+        request = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": False, "return_tokens": True, **options}
+        return self.post("/completion", request)
+
+    def post(self, path: str, request: dict) -> dict:
+        """The JSON that `request` is answered with."""
+        with self._open(path, request) as response:
+            return json.load(response)
+
+    def _open(self, path: str, request: dict):
         body = json.dumps(request).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=300) as response:
+        return urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=300)
+
+    def _stream(self, path: str, request: dict):
+        with self._open(path, request) as response:
             for line in response:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
