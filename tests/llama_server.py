@@ -1,6 +1,7 @@
 """A real `llama-server` process for the tests."""
 
 import json
+import os
 import re
 import subprocess
 import threading
@@ -25,14 +26,21 @@ class Completion:
 class LlamaServer:
     """Starts the program with `arguments` on a free loopback port, waits until it listens, and stops it on exit."""
 
-    def __init__(self, program: Path, arguments: list[str], log: Path):
+    def __init__(self, program: Path, arguments: list[str], log: Path, environment: dict[str, str] | None = None):
+        """`environment`: variables set besides those of this process."""
+        self._environment = {**os.environ, **(environment or {})}
         self.command = [str(program), "--host", "127.0.0.1", "--port", "0", "--offline", "--no-ui", *arguments]
         self.log = log
 
     def __enter__(self) -> "LlamaServer":
         self._output = self.log.open("w")
         self._process = subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=self._environment,
         )
         watchdog = threading.Timer(_START_SECONDS, self._process.kill)
         watchdog.start()

@@ -118,8 +118,8 @@ def test_without_a_seed_every_request_draws_anew(serve, exact_drafters, tokens_o
         assert len({tuple(tokens(server, tokens_of[0], 30, **NEUTRAL)) for _ in range(3)}) == 3
 
 
-@pytest.mark.parametrize("cache", ["--no-kv-unified", "--kv-unified"])
-def test_slots_share_a_batch_and_not_their_noise(serve, exact_drafters, tokens_of, cache):
+def test_slots_share_a_batch_and_not_their_noise(serve, exact_drafters, tokens_of):
+    """Each in a cache of its own: in a unified one attention adds up in the order in which the slots came."""
     chains = [NEUTRAL, TRUNCATED, {**TRUNCATED, "temperature": 0.6}, GREEDY, {**NEUTRAL, "grammar": WORDS}]
     requests = [
         {"prompt": prompt, "n_predict": 20 + 11 * (n % 8), "seed": n, **chains[n % len(chains)]}
@@ -128,7 +128,7 @@ def test_slots_share_a_batch_and_not_their_noise(serve, exact_drafters, tokens_o
     with serve(None, *COUPLED) as plain:
         expected = [plain.answer(**request)["tokens"] for request in requests]
     with (
-        serve(exact_drafters["v2"], "--parallel", "4", "--ctx-size", "2048", cache) as server,
+        serve(exact_drafters["v2"], "--parallel", "4", "--ctx-size", "2048") as server,
         ThreadPoolExecutor(8) as threads,
     ):
         answers = list(threads.map(lambda request: server.answer(**request), requests))
@@ -200,6 +200,7 @@ def test_slots_that_draft_wide_blocks_share_a_micro_batch(serve, exact_drafters,
 NOISE = """
 #include "dflash2-noise.h"
 #include <cstdio>
+#include <initializer_list>
 int main() {
     for (unsigned seed : {0u, 7u, 4294967294u})
         for (long long position : {0ll, 12ll, 100000ll})

@@ -32,12 +32,11 @@ def fresh(server, prompt, n=N_TOKENS):
 
 
 @pytest.mark.parametrize("version", ["v2", "v1"])
-@pytest.mark.parametrize("cache", ["--no-kv-unified", "--kv-unified"])
-def test_slots_that_want_different_numbers_of_drafts(serve, exact_drafters, tokens_of, version, cache):
+def test_slots_that_want_different_numbers_of_drafts(serve, exact_drafters, tokens_of, version):
     requests = [(prompt, 1 + 7 * n % 50) for n, prompt in enumerate(tokens_of[:24])]
     with serve() as plain:
         expected = [fresh(plain, *request)["tokens"] for request in requests]
-    with serve(exact_drafters[version], *WIDE, cache) as server, ThreadPoolExecutor(8) as threads:
+    with serve(exact_drafters[version], *WIDE) as server, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda request: fresh(server, *request), requests))
     assert [answer["tokens"] for answer in answers] == expected
     assert acceptance(answers) > 0.2
@@ -83,6 +82,11 @@ def test_a_slot_restored_from_a_file(serve, exact_drafters, tokens_of, tmp_path)
             answer = server.answer(following, N_TOKENS, **GREEDY)
             assert answer["tokens"] == fresh(plain, following)["tokens"]
             assert answer["timings"]["cache_n"] > 0
+            assert acceptance([answer]) > 0.8 * acceptance([fresh(server, following)])
+        (tmp_path / "long.draft").unlink()
+        server.answer(short, 3, **GREEDY)
+        server.post("/slots/0?action=restore", {"filename": "long"})
+        assert server.answer(long, N_TOKENS, **GREEDY)["tokens"] == fresh(plain, long)["tokens"]
 
 
 def test_the_context_is_shifted(serve, exact_drafters, tokens_of):

@@ -125,6 +125,30 @@ bool is_pure(const llama_sampler * smpl) {
             [name](const char * pure) { return std::strcmp(name, pure) == 0; });
 }
 
+// k if the first sampler with any effect is a top-k, else 0
+size_t leading_top_k(llama_sampler * chain, const common_params_sampling & params) {
+    for (int32_t i = 0; i < llama_sampler_chain_n(chain); ++i) {
+        const char * name = llama_sampler_name(llama_sampler_chain_get(chain, i));
+        if (name[0] != '?') {
+            return std::strcmp(name, "top-k") == 0 ? params.top_k : 0;
+        }
+    }
+    return 0;
+}
+
+bool is_likelier(const llama_token_data & a, const llama_token_data & b) {
+    return a.logit > b.logit;
+}
+
+// unless that leaves none
+void drop_forbidden(llama_token_data_array * cur_p) {
+    const llama_token_data * kept = std::remove_if(cur_p->data, cur_p->data + cur_p->size,
+            [](const llama_token_data & t) { return !(t.logit > -INFINITY); });
+    if (kept != cur_p->data) {
+        cur_p->size = kept - cur_p->data;
+    }
+}
+
 } // namespace
 
 common_arg dflash2_verify_arg() {
@@ -161,15 +185,6 @@ llama_sampler * dflash2_init_dist(const std::vector<llama_sampler *> & before, c
     return llama_sampler_init(&coupled_iface, new coupled_sampler { params.seed, fresh_seed(params.seed), temperature, 0 });
 }
 
-void dflash2_drop_forbidden(llama_token_data_array * cur_p) {
-    llama_token_data * const end  = cur_p->data + cur_p->size;
-    llama_token_data * const kept = std::stable_partition(cur_p->data, end,
-            [](const llama_token_data & t) { return t.logit > -INFINITY; });
-    if (kept != cur_p->data) {
-        cur_p->size = kept - cur_p->data;
-    }
-}
-
 dflash2_chance dflash2_chain_chance(llama_sampler * chain) {
     const llama_sampler * last = llama_sampler_chain_get(chain, llama_sampler_chain_n(chain) - 1);
     if (last == nullptr || last->iface != &coupled_iface) {
@@ -177,6 +192,31 @@ dflash2_chance dflash2_chain_chance(llama_sampler * chain) {
     }
     const auto * state = state_of(last);
     return { true, state->seed_cur, state->n_accepted, state->temperature };
+}
+
+void dflash2_apply_grammar(llama_sampler * grammar, llama_sampler * chain, const common_params_sampling & params,
+        llama_token_data_array * cur_p) {
+    if (!dflash2_chain_chance(chain).coupled) {
+        llama_sampler_apply(grammar, cur_p);
+        return;
+    }
+    // a grammar reads every token it is given, so give it the best ones first
+    const size_t k = leading_top_k(chain, params);
+    if (k > 0 && 8 * k < cur_p->size) {
+        std::vector<llama_token_data> best(8 * k);
+        std::partial_sort_copy(cur_p->data, cur_p->data + cur_p->size, best.begin(), best.end(), is_likelier);
+        llama_token_data_array few = { best.data(), best.size(), -1, true };
+        llama_sampler_apply(grammar, &few);
+        drop_forbidden(&few);
+        if (few.size >= k && few.data[0].logit > -INFINITY) {
+            std::copy(few.data, few.data + few.size, cur_p->data);
+            cur_p->size   = few.size;
+            cur_p->sorted = true;
+            return;
+        }
+    }
+    llama_sampler_apply(grammar, cur_p);
+    drop_forbidden(cur_p);
 }
 
 int32_t dflash2_successor(const dflash2_chance & chance, int32_t offset, const float * ids, const float * scores,

@@ -28,8 +28,10 @@ bool dflash2_verify_coupled(const common_params_speculative & params);
 // dist, as also behind a sampler that keeps random numbers and where the temperature leaves only the argmax.
 llama_sampler * dflash2_init_dist(const std::vector<llama_sampler *> & before, const common_params_sampling & params);
 
-// drop the tokens that a grammar has set to -inf, unless that leaves none
-void dflash2_drop_forbidden(llama_token_data_array * cur_p);
+// Applies a grammar to the candidates before `chain`. If that is coupled, tokens that the grammar forbids are dropped
+// (unless that leaves none), and where the chain begins with a top-k, only as many are looked at as that needs.
+void dflash2_apply_grammar(llama_sampler * grammar, llama_sampler * chain, const common_params_sampling & params,
+        llama_token_data_array * cur_p);
 
 // how to draw drafts for the next positions of a sequence sampled by `chain`
 dflash2_chance dflash2_chain_chance(llama_sampler * chain);
