@@ -197,6 +197,16 @@ def test_slots_that_draft_wide_blocks_share_a_micro_batch(serve, exact_drafters,
         assert list(threads.map(lambda request: tokens(server, *request, **GREEDY), requests)) == expected
 
 
+@pytest.mark.parametrize("where", [(), ("--backend-sampling",)], ids=["host", "backend"])
+def test_greedy_requests_choose_the_tokens_of_the_whole_chain(serve, exact_drafters, tokens_of, where):
+    """Penalties, biases and probabilities to report need the candidates; a bare argmax does not."""
+    biased = {**GREEDY, "logit_bias": [[tokens_of[0][0], -5.0]]}
+    with serve() as plain, serve(exact_drafters["v2"], *where) as server:
+        for chain in (GREEDY, {**GREEDY, **PENALTIES}, biased, {**GREEDY, "n_probs": 2}, {**GREEDY, "grammar": WORDS}):
+            for prompt in tokens_of[:2]:
+                assert tokens(server, prompt, 60, **chain) == tokens(plain, prompt, 60, **chain), chain
+
+
 NOISE = """
 #include "dflash2-noise.h"
 #include <cstdio>
