@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: the demo pair, its drafters as GGUF, and llama.cpp's source and server."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 # What lies in the cache must not decide what is tested; a path here runs every test on that library.
@@ -8,6 +9,8 @@ os.environ["DFLASH2_LIBRARY"] = os.environ.get("DFLASH2_LIBRARY", "stock")
 
 import pytest
 from generation import EXACT
+from llama_server import LlamaServer
+from server_pair import EXACT_CACHE_OPTIONS, EXACT_DRAFT_CACHE_OPTIONS, server_arguments
 
 from dflash2 import DFlashLlama
 from dflash2.converter import convert
@@ -85,3 +88,35 @@ def fresh(target_path, drafter_gguf):
     yield make
     for llama in made:
         llama.close()
+
+
+@pytest.fixture(scope="session")
+def patched_server() -> Path:
+    given = os.environ.get("DFLASH2_TEST_SERVER")
+    if given is None:
+        pytest.skip("no patched llama-server: set DFLASH2_TEST_SERVER to one")
+    return Path(given)
+
+
+@pytest.fixture(scope="session")
+def exact_drafters(demo, tmp_path_factory):
+    """In Q8_0, whose products do not depend on how many rows go together: the server injects other batches."""
+    folder = tmp_path_factory.mktemp("drafters")
+    for name, checkpoint in {"v2": demo.drafter, "v1": demo.drafter_v1}.items():
+        convert(checkpoint, demo.target, folder / f"{name}.gguf", outtype="q8_0")
+    return {name: folder / f"{name}.gguf" for name in ("v2", "v1")}
+
+
+@pytest.fixture
+def serve(patched_server, target_path, tmp_path):
+    """Starts the patched server, with a drafter or without, as long as the `with` block lasts."""
+
+    @contextmanager
+    def start(drafter=None, *extra):
+        caches = (*EXACT_CACHE_OPTIONS, *(EXACT_DRAFT_CACHE_OPTIONS if drafter else ()))
+        options = [*server_arguments(target_path, drafter), *caches, *extra]
+        log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
+        with LlamaServer(patched_server, options, log) as server:
+            yield server
+
+    return start

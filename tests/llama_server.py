@@ -1,6 +1,7 @@
 """A real `llama-server` process for the tests."""
 
 import json
+import os
 import re
 import subprocess
 import threading
@@ -25,14 +26,21 @@ class Completion:
 class LlamaServer:
     """Starts the program with `arguments` on a free loopback port, waits until it listens, and stops it on exit."""
 
-    def __init__(self, program: Path, arguments: list[str], log: Path):
+    def __init__(self, program: Path, arguments: list[str], log: Path, environment: dict[str, str] | None = None):
+        """`environment`: variables set besides those of this process."""
+        self._environment = {**os.environ, **(environment or {})}
         self.command = [str(program), "--host", "127.0.0.1", "--port", "0", "--offline", "--no-ui", *arguments]
         self.log = log
 
     def __enter__(self) -> "LlamaServer":
         self._output = self.log.open("w")
         self._process = subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=self._environment,
         )
         watchdog = threading.Timer(_START_SECONDS, self._process.kill)
         watchdog.start()
@@ -81,9 +89,22 @@ class LlamaServer:
         changes = [(b, a) for a, b in pairwise(counters) if a != b]
         return Completion(tokens, [(n1 - n0, a1 - a0) for (n1, a1), (n0, a0) in changes], stop_type)
 
-    def _stream(self, path: str, request: dict):
+    def answer(self, prompt: list[int], n_predict: int, **options) -> dict:
+        """The whole answer to one request as llama-server words it; nothing reused unless `options` ask for it."""
+        request = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": False, "return_tokens": True, **options}
+        return self.post("/completion", request)
+
+    def post(self, path: str, request: dict) -> dict:
+        """The JSON that `request` is answered with."""
+        with self._open(path, request) as response:
+            return json.load(response)
+
+    def _open(self, path: str, request: dict):
         body = json.dumps(request).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=300) as response:
+        return urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=300)
+
+    def _stream(self, path: str, request: dict):
+        with self._open(path, request) as response:
             for line in response:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
