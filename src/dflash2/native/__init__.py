@@ -20,6 +20,7 @@ from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Pl
 from dflash2.native.probe import Support, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
 from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
+from dflash2.native.taps import final_tap_architectures, tappable_architectures
 from dflash2.native.tokenizer import Tokenizer
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "TokenArray",
     "Tokenizer",
     "device_names",
+    "final_tap_architectures",
     "gpu_names",
     "knows_architecture",
     "library",
@@ -49,5 +51,6 @@ __all__ = [
     "require_symbols",
     "silence",
     "support",
+    "tappable_architectures",
     "top_candidates",
 ]
