@@ -140,4 +140,3 @@ def _read(lines: list[list[str]], backend: Backend) -> Measurement:
     grouped = groupby(timings, lambda timing: timing.type)
     entries = tuple(Entry(backend, device, weights, choose(group)) for weights, group in grouped)
     return Measurement(device, name, timings, entries)
-

@@ -9,7 +9,10 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
+import dflash2.patches
+
 CPP = Path(__file__).parent / "cpp"
+PATCHES = Path(dflash2.patches.__file__).parent
 
 
 def compiler() -> str:
@@ -27,7 +30,7 @@ def compile_program(output: Path, sources: Iterable[Path], include: Iterable[Pat
     command += [f"-I{folder}" for folder in include]
     for source in sources:
         command += ["-x", "c++", str(source)]
-    command += ["-x", "none", "-o", str(output), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lggml-base"]
+    command += ["-x", "none", "-o", str(output), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lggml", "-lggml-base"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return output

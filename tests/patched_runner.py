@@ -1,8 +1,9 @@
 """Generates with and without a drafter in a process of its own: `python patched_runner.py JOBS.json RESULTS.json`.
 
 The library is chosen before llama_cpp is imported, so the process of the tests, which has the stock one, cannot do it.
-A job is {target, drafter, prompts, n_tokens, options}; its result is {plain, drafted, proposed, accepted,
-whole_blocks, patched}: token ids for each prompt, and counts over all of them. A job {"ask": "taps"} gets the tappable architectures instead.
+A job is {target, drafter, prompts, n_tokens, options}, prompts as text or token ids; its result is {plain, drafted,
+proposed, accepted, whole_blocks, patched}: token ids for each prompt, and counts over all of them. A job
+{"ask": "taps"} gets the tappable architectures instead.
 """
 
 import json
@@ -27,10 +28,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     options = {**EXACT, **job["options"]}
     plain = Llama(job["target"], **options)
-    expected = [take_greedy(plain, prompt, job["n_tokens"]) for prompt in job["prompts"]]
+    prompts = [plain.tokenize(given.encode()) if isinstance(given, str) else given for given in job["prompts"]]
+    expected = [take_greedy(plain, prompt, job["n_tokens"]) for prompt in prompts]
     plain.close()
     llama = DFlashLlama(job["target"], job["drafter"], depth=None, auto_disable=False, **options)
-    drafted = [take_greedy(llama, prompt, job["n_tokens"]) for prompt in job["prompts"]]
+    drafted = [take_greedy(llama, prompt, job["n_tokens"]) for prompt in prompts]
     stats = llama.stats
     llama.close()
     return {

@@ -5,11 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from host_programs import CPP, compile_program, run_program
+from host_programs import CPP, PATCHES, compile_program, run_program
 
-import dflash2.patches as patches_room
+from dflash2.patches.dispatch import TABLE_VARIABLE, Entry, Measurement, Timing, choose
 
-PATCHES = Path(patches_room.__file__).parent
 DISPATCH = PATCHES / "src" / "ggml" / "src"
 CAPABILITIES = (610, 700, 750, 800, 860, 870, 890, 900, 1200, 1210, 0x1000000 + 0x942)
 SM_86 = {"q4_0": 7, "q8_0": 7, "q2_K": 5, "q3_K": 5, "q4_K": 5, "q5_K": 6, "q6_K": 7}
@@ -113,7 +112,8 @@ def test_a_file_is_read_and_what_is_wrong_in_it_is_said_and_left_out(decide, tmp
     table = tmp_path / "table.txt"
     table.write_text(
         "# measured\ncuda 750 mul_mat q4_0 3 # comment\n\ncuda 750 mul_mat q9_0 3\ncuda 750 mul_mat q4_1 9\n"
-        "opencl 750 mul_mat q4_1 2\ncuda x mul_mat q4_1 2\ncuda 750 add q4_1 2\ncuda 750 mul_mat f16 2\nmul_mat q4_1 2\n"
+        "opencl 750 mul_mat q4_1 2\ncuda x mul_mat q4_1 2\ncuda 750 add q4_1 2\ncuda 750 mul_mat f16 2\n"
+        "mul_mat q4_1 2\n"
     )
     patched, _, said = decide(environment={"DFLASH2_DISPATCH": str(table)})
     assert mmvq_rows(patched[750, "q4_0"]) == 3
@@ -121,6 +121,15 @@ def test_a_file_is_read_and_what_is_wrong_in_it_is_said_and_left_out(decide, tmp
     problems = ("q9_0", "1 to 8: 9", "opencl", "device x", "operation add", "type f16", "not five words")
     assert len(said.splitlines()) == len(problems)
     assert all(problem in line for problem, line in zip(problems, said.splitlines(), strict=True))
+
+
+def test_a_measured_table_is_what_the_library_reads(decide, tmp_path):
+    timings = tuple(Timing("q5_K", rows, 10.0 * rows, 25.0) for rows in range(1, 9))
+    measured = Measurement("800", "NVIDIA A100", timings, (Entry("cuda", "800", "q5_K", choose(timings)),))
+    (tmp_path / "table.txt").write_text(measured.render())
+    patched, _, said = decide(environment={TABLE_VARIABLE: str(tmp_path / "table.txt")})
+    assert said == ""
+    assert mmvq_rows(patched[800, "q5_K"]) == 2
 
 
 def test_a_type_that_mmq_does_not_take_stays_where_it_is(decide):
@@ -143,9 +152,9 @@ def test_what_the_backend_hands_out_by_name(decide):
     _, more, _ = decide()
     assert more["device"] == ["860", "750"]
     assert more["other"] == ["1"]
-    assert more["forced 3"][-10:] == "1 1 1 0 0 0 0 0 0 3".split()
-    assert more["forced 100"][-10:] == "1 1 1 1 1 1 1 1 0 8".split()
-    assert more["forced -1"][-10:] == "1 1 1 1 1 1 1 1 0 8".split()
+    assert more["forced 3"][-10:] == ["1", "1", "1", "0", "0", "0", "0", "0", "0", "3"]
+    assert more["forced 100"][-10:] == ["1", "1", "1", "1", "1", "1", "1", "1", "0", "8"]
+    assert more["forced -1"][-10:] == ["1", "1", "1", "1", "1", "1", "1", "1", "0", "8"]
 
 
 @pytest.fixture(scope="module")
