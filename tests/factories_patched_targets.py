@@ -138,7 +138,7 @@ _LATENT_KEYS = {
 }
 
 PATCHED_KINDS = {
-    "gemma3": Kind(_gemma3, {"attention.sliding_window": WINDOW}, embedding_scale=HIDDEN**-0.5, branch=1.0),
+    "gemma3": Kind(_gemma3, {"attention.sliding_window": WINDOW}, embedding_scale=HIDDEN**-0.5, branch=1.2),
     "deepseek2": Kind(
         _deepseek2,
         {
@@ -149,6 +149,7 @@ PATCHED_KINDS = {
             "attention.key_length_mla": _NOPE + _ROPE,
             "rope.dimension_count": _ROPE,
         },
+        branch=1.5,
     ),
     "laguna": Kind(
         _laguna,
@@ -158,6 +159,7 @@ PATCHED_KINDS = {
             "expert_shared_feed_forward_length": EXPERT_WIDTH,
             "rope.dimension_count_swa": HEAD_DIM,
         },
+        branch=1.14,
     ),
     "glm5-next": Kind(
         _glm5_next,
@@ -181,5 +183,6 @@ PATCHED_KINDS = {
             "hyper_connection.sinkhorn_iterations": 2,
             "hyper_connection.epsilon": 1e-6,
         },
+        branch=1.7,
     ),
 }
