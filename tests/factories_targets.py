@@ -361,9 +361,7 @@ def random_drafter(folder: Path, version: int = 2, seed: int = 3, **config: obje
     return write_checkpoint(folder, settings, drafter_tensors(settings, seed), dtype="F32")
 
 
-def _config(
-    version: int = 2, *, selector_rank: int = 32, taps: tuple[int, ...] = TAPS, **overrides: object
-) -> dict:
+def _config(version: int = 2, *, selector_rank: int = 32, taps: tuple[int, ...] = TAPS, **overrides: object) -> dict:
     draft = {"block_size": BLOCK, "mask_token_id": MASK_TOKEN, "target_layer_ids": list(taps)}
     if version == 2:
         draft |= {"selector_rank": selector_rank, "selector_top_k": len(CYCLE)}

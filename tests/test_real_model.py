@@ -8,7 +8,7 @@ from real_model import fetch_gemma3
 from dflash2.converter import convert
 from dflash2.gguf_info import read_gguf_info
 
-N_TOKENS = 64
+N_TOKENS = 24
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was a",
