@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.constants import (
-    DRAFTER_ARCHITECTURE,
-    FINAL_TAP_ARCHITECTURES,
-    FORK_DRAFTER_ARCHITECTURES,
-    SNAPSHOT_ARCHITECTURES,
-    TAPPABLE_ARCHITECTURES,
-)
+from dflash2.constants import DRAFTER_ARCHITECTURE, FORK_DRAFTER_ARCHITECTURES, SNAPSHOT_ARCHITECTURES
 from dflash2.errors import TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
+from dflash2.native import final_tap_architectures, tappable_architectures
 from dflash2.runtime.checks import check_drafter, check_header
 
 
@@ -76,10 +71,11 @@ def _check_architectures(target: GGUFInfo, drafter: GGUFInfo) -> None:
             f"{drafter.path} has the architecture {drafter.architecture!r}, not {DRAFTER_ARCHITECTURE!r}; "
             "convert the drafter's checkpoint with dflash2-convert."
         )
-    if target.architecture not in TAPPABLE_ARCHITECTURES:
+    tappable = tappable_architectures()
+    if target.architecture not in tappable:
         raise TargetMismatchError(
             f"{target.path}: llama.cpp does not publish layer inputs for the architecture {target.architecture!r}, "
-            f"so no drafter can run on it; supported are {', '.join(sorted(TAPPABLE_ARCHITECTURES))}."
+            f"so no drafter can run on it; supported are {', '.join(sorted(tappable))}."
         )
 
 
@@ -146,7 +142,7 @@ def _check_sizes(target: GGUFInfo, drafter: GGUFInfo, spec: DrafterSpec) -> None
         raise TargetMismatchError(
             f"{drafter.path}: the mask token {spec.mask_token} is outside the vocabulary of {target_tokens} tokens."
         )
-    last = spec.target_layers - (target.architecture not in FINAL_TAP_ARCHITECTURES)
+    last = spec.target_layers - (target.architecture not in final_tap_architectures())
     beyond = [tap for tap in spec.taps if not 0 <= tap <= last]
     if beyond:
         raise TargetMismatchError(

@@ -268,9 +268,12 @@ KINDS = {
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "lfm2", "nemotron_h")
 
 
-def make_kind(path: Path, architecture: str, *, seed: int = 0) -> Path:
-    """A target GGUF of `architecture` with Q8_0 matrices, so that row counts change no bit on a CPU."""
-    kind = KINDS[architecture]
+def make_kind(path: Path, architecture: str, kind: Kind | None = None, *, seed: int = 0) -> Path:
+    """A target GGUF of `architecture` with Q8_0 matrices, so that row counts change no bit on a CPU.
+
+    `kind` says how it is laid out, when it is none of `KINDS`.
+    """
+    kind = kind or KINDS[architecture]
     writer = GGUFWriter(path, architecture)
     common = {
         "block_count": LAYERS,
@@ -302,6 +305,8 @@ def make_kind(path: Path, architecture: str, *, seed: int = 0) -> Path:
 def _add_key(writer: GGUFWriter, key: str, value: object) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     else:
@@ -309,8 +314,9 @@ def _add_key(writer: GGUFWriter, key: str, value: object) -> None:
 
 
 def _pack(name: str, values: np.ndarray) -> np.ndarray:
-    """Q8_0 for what is multiplied with many rows; F32 for vectors, biases and convolutions."""
-    plain = values.ndim == 1 or not name.endswith(".weight") or "conv" in name.rsplit(".", 2)[-2] or "norm" in name
+    """Q8_0 for what is multiplied with many rows; F32 for vectors, biases, convolutions and what is added."""
+    added = "conv" in name.rsplit(".", 2)[-2] or "norm" in name or name.endswith("_ape.weight")
+    plain = values.ndim == 1 or not name.endswith(".weight") or added
     return values if plain else quantize(values, GGMLQuantizationType.Q8_0)
 
 
@@ -355,8 +361,8 @@ def random_drafter(folder: Path, version: int = 2, seed: int = 3, **config: obje
     return write_checkpoint(folder, settings, drafter_tensors(settings, seed), dtype="F32")
 
 
-def _config(version: int = 2, *, selector_rank: int = 32, **overrides: object) -> dict:
-    draft = {"block_size": BLOCK, "mask_token_id": MASK_TOKEN, "target_layer_ids": list(TAPS)}
+def _config(version: int = 2, *, selector_rank: int = 32, taps: tuple[int, ...] = TAPS, **overrides: object) -> dict:
+    draft = {"block_size": BLOCK, "mask_token_id": MASK_TOKEN, "target_layer_ids": list(taps)}
     if version == 2:
         draft |= {"selector_rank": selector_rank, "selector_top_k": len(CYCLE)}
     sizes = {

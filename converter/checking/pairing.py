@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2 import native
-from dflash2.constants import (
-    DRAFTER_ARCHITECTURE,
-    FINAL_TAP_ARCHITECTURES,
-    LLAMA_CPP_PYTHON_VERSION,
-    TAPPABLE_ARCHITECTURES,
-)
+from dflash2.constants import DRAFTER_ARCHITECTURE, LLAMA_CPP_PYTHON_VERSION
 from dflash2.converter.checking.checkpoint_facts import read_checkpoint_facts
 from dflash2.converter.checking.drafter_checks import drafter_findings
 from dflash2.converter.checking.drafter_facts import DrafterFacts, drafter_facts
@@ -209,13 +204,13 @@ def _tap_range(side: _Side, target: Target) -> Iterator[Finding]:
             found=list(side.taps),
             fix="use the target the drafter was trained for",
         )
-    elif max(side.taps) == target.layers and target.architecture not in FINAL_TAP_ARCHITECTURES:
+    elif max(side.taps) == target.layers and target.architecture not in native.final_tap_architectures():
         yield error(
             "tap_range",
             expected=f"1 to {target.layers - 1}: llama.cpp does not publish the last layer's output of "
             f"{target.architecture} models",
             found=list(side.taps),
-            fix=f"only {', '.join(sorted(FINAL_TAP_ARCHITECTURES))} targets publish it",
+            fix=f"only {', '.join(sorted(native.final_tap_architectures()))} targets publish it",
         )
     else:
         yield ok("tap_range", list(side.taps), f"1 to {target.layers}")
@@ -226,12 +221,13 @@ def _tap_range(side: _Side, target: Target) -> Iterator[Finding]:
 
 
 def _tappable(_side: _Side, target: Target) -> Iterator[Finding]:
-    if target.architecture in TAPPABLE_ARCHITECTURES:
+    tappable = native.tappable_architectures()
+    if target.architecture in tappable:
         yield ok("tappable", target.architecture)
     else:
         yield error(
             "tappable",
-            expected=sorted(TAPPABLE_ARCHITECTURES),
+            expected=sorted(tappable),
             found=target.architecture,
             fix="stock llama.cpp publishes no layer inputs for this architecture; run the pair in another engine",
         )

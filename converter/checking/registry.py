@@ -53,11 +53,15 @@ class RegistryEntry:
     @property
     def stock_obstacle(self) -> str | None:
         """Why stock llama.cpp cannot run the pair; None if it can."""
+        return self.obstacle(TAPPABLE_ARCHITECTURES, FINAL_TAP_ARCHITECTURES)
+
+    def obstacle(self, tappable: frozenset[str], final_tap: frozenset[str]) -> str | None:
+        """Why a llama.cpp that taps these architectures, and the last layer's output of those, cannot run the pair."""
         architecture = self.target_architecture
-        if architecture not in TAPPABLE_ARCHITECTURES:
+        if architecture not in tappable:
             return f"llama.cpp publishes no layer inputs for {architecture} targets"
         final = self.target_layers is not None and max(self.taps) == self.target_layers - 1
-        if final and architecture not in FINAL_TAP_ARCHITECTURES:
+        if final and architecture not in final_tap:
             return f"it taps the last layer, which llama.cpp does not publish for {architecture} targets"
         return f"it is not converted: {self.conversion}" if self.converts == "no" else None
 
@@ -133,7 +137,8 @@ def availability() -> tuple[Availability, ...]:
         )
     found = []
     for entry in registry():
-        obstacle = entry.stock_obstacle or _obstacle_here(entry, support)
+        obstacle = entry.obstacle(native.tappable_architectures(), native.final_tap_architectures())
+        obstacle = obstacle or _obstacle_here(entry, support)
         found.append(Availability(entry, obstacle is None, obstacle))
     return tuple(found)
 

@@ -31,6 +31,7 @@ FORK_DRAFTER_ARCHITECTURES = frozenset({"dflash-draft", "qwen35-dflash-draft"})
 
 # Architectures whose graph publishes layer inputs (sets `t_layer_inp` in src/models/*.cpp of the pinned source, or
 # reuses such a graph). Any other one aborts the process when a layer is tapped; a test derives this list again.
+# A patched library adds some and says which: `native.tappable_architectures`.
 # fmt: off
 TAPPABLE_ARCHITECTURES = frozenset({
     "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama",
@@ -40,10 +41,11 @@ TAPPABLE_ARCHITECTURES = frozenset({
 # fmt: on
 # Of those, the ones that also publish what goes into the final norm (a tap at the output of the last layer).
 FINAL_TAP_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
-# Of those, the ones whose recurrent state llama.cpp can step back by snapshots (`n_rs_seq`; the list in
+# Architectures whose recurrent state llama.cpp can step back by snapshots (`n_rs_seq`; the list in
 # `llm_arch_supports_rs_rollback`, src/llama-arch.cpp of the pinned source; a test derives it again).
 SNAPSHOT_ARCHITECTURES = frozenset({
-    "bailingmoe3", "deepseek4", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp",
+    "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
+    "qwen35moe", "qwen4exp",
 })  # fmt: skip
 
 # GGUF architecture of a target by the class name in its config.json. Names: registrations of upstream's converter.

@@ -21,6 +21,7 @@ from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Pl
 from dflash2.native.probe import Support, counters, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
 from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
+from dflash2.native.taps import final_tap_architectures, tappable_architectures
 from dflash2.native.tokenizer import Tokenizer
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Tokenizer",
     "counters",
     "device_names",
+    "final_tap_architectures",
     "gpu_names",
     "knows_architecture",
     "lattice_layout",
@@ -52,5 +54,6 @@ __all__ = [
     "require_symbols",
     "silence",
     "support",
+    "tappable_architectures",
     "top_candidates",
 ]
