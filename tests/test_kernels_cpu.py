@@ -110,7 +110,9 @@ def test_conv_pattern_is_found_only_as_it_is_written(library, change, found):
 def top_k(run: Callable[..., int], rows: np.ndarray, k: int, *threads: int) -> np.ndarray:
     out = np.empty((len(rows), k), np.int32)
     rows = np.ascontiguousarray(rows)
-    done = run(*pointers(rows), c_int64(rows.shape[1]), c_int64(len(rows)), c_int(k), *map(c_int, threads), *pointers(out))
+    done = run(
+        *pointers(rows), c_int64(rows.shape[1]), c_int64(len(rows)), c_int(k), *map(c_int, threads), *pointers(out)
+    )
     assert done or not threads
     return out
 
@@ -128,7 +130,9 @@ def distinct(n_rows: int, n_cols: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
-@pytest.mark.parametrize(("n_rows", "n_cols", "k"), [(8, 248320, 16), (1, 151936, 64), (3, 1024, 1), (5, 4099, 7), (2, 9001, 64)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_cols", "k"), [(8, 248320, 16), (1, 151936, 64), (3, 1024, 1), (5, 4099, 7), (2, 9001, 64)]
+)
 def test_top_k_finds_the_columns_that_the_stock_op_finds(library, n_rows, n_cols, k, n_threads):
     rows = distinct(n_rows, n_cols)
     found = top_k(library.fused_top_k, rows, k, n_threads)
@@ -137,7 +141,9 @@ def test_top_k_finds_the_columns_that_the_stock_op_finds(library, n_rows, n_cols
     np.testing.assert_array_equal(np.sort(found), np.sort(np.argsort(-rows)[:, :k]))
 
 
-@pytest.mark.parametrize("order", ["rising", "falling", "equal", "two values", "minus infinity", "signed zeros", "infinite"])
+@pytest.mark.parametrize(
+    "order", ["rising", "falling", "equal", "two values", "minus infinity", "signed zeros", "infinite"]
+)
 @pytest.mark.parametrize("n_threads", [1, 6])
 def test_top_k_of_hard_rows(library, order, n_threads):
     n = 5003
