@@ -20,7 +20,8 @@ def test_no_kernel_spills_on_any_architecture(tmp_path):
         " int, int, int, int, int, int, int);\n"
         for taps in (2, 4)
     )
-    used = "void * used[] = {(void *) dflash2_top_k_scan, (void *) dflash2_top_k_merge, (void *) dflash2_selector_kernel};\n"
+    names = ("dflash2_top_k_scan", "dflash2_top_k_merge", "dflash2_selector_kernel")
+    used = f"void * used[] = {{{', '.join(f'(void *) {name}' for name in names)}}};\n"
     unit = tmp_path / "kernels.cu"
     unit.write_text("".join(f'#include "{kernel}"\n' for kernel in kernels) + instances + used)
     codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
