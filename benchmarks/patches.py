@@ -103,7 +103,7 @@ def library_folder(given: Path | None, *, stock: bool) -> Path:
     """The folder of a build's `libggml*.so`."""
     if given is not None:
         return given
-    return patches.build(stock=stock).server.parent
+    return patches.build(stock=stock, targets=("libs",)).libraries
 
 
 def main() -> int:
