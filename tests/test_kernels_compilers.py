@@ -1,12 +1,15 @@
 """What the GPU compilers say: no kernel spills under nvcc, and clang finds every Metal pointer's address space kept."""
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from kernel_libraries import KERNELS, SOURCES, metal_headers
+from kernel_libraries import KERNELS, PATCHES, SOURCES, metal_headers
+
+from dflash2.patches import source
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 METAL = SOURCES / "ggml-metal" / "kernels" / "dflash2.metal"
@@ -84,3 +87,22 @@ def test_a_lost_address_space_is_found(tmp_path, right, wrong):
     changed = tmp_path / "changed.metal"
     changed.write_text(text.replace(right, wrong))
     assert check_address_spaces(changed, tmp_path).returncode == 1
+
+
+def test_metal_host_code_compiles_with_its_hooks(tmp_path):
+    """Everything but the Objective-C: the files that the patch hooks into, parsed with our sources beside them."""
+    ggml = source() / "ggml"
+    tree = tmp_path / "tree"
+    shutil.copytree(ggml / "src" / "ggml-metal", tree / "ggml" / "src" / "ggml-metal")
+    patch = PATCHES / "backend" / "0050-metal-kernels.patch"
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)}
+    subprocess.run(["git", "apply", str(patch)], cwd=tree, env=environment, check=True)
+    shutil.copytree(PATCHES / "src" / "ggml", tree / "ggml", dirs_exist_ok=True)
+    include = [f"-isystem{ggml / folder}" for folder in ("include", "src")]
+    for name in ("dflash2-metal", "ggml-metal-fusion", "ggml-metal-ops", "ggml-metal"):
+        # <memory> comes with Apple's other headers
+        command = ["g++", "-std=c++17", "-fsyntax-only", "-include", "memory", *include, f"{name}.cpp"]
+        done = subprocess.run(
+            command, cwd=tree / "ggml" / "src" / "ggml-metal", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
