@@ -70,7 +70,10 @@ def operator_rows(stock: Path, patched: Path, threads: int, rounds: int, repeats
     with tempfile.TemporaryDirectory() as folder:
         program = compile_timer(Path(folder), patched)
         pairs = [
-            (time_build(program, stock, "stock", threads, repeats), time_build(program, patched, "lean", threads, repeats))
+            (
+                time_build(program, stock, "stock", threads, repeats),
+                time_build(program, patched, "lean", threads, repeats),
+            )
             for _ in range(rounds)
         ]
     return [
@@ -90,7 +93,9 @@ def show(rows: list[Row], threads: int) -> None:
     for heading in ("operator", "stock", "patched", "faster", "at least", "kernel runs"):
         table.add_column(heading, justify="left" if heading == "operator" else "right")
     for r in rows:
-        table.add_row(r.name, f"{r.stock_us:.1f}", f"{r.patched_us:.1f}", f"{r.ratio:.1f}x", f"{r.bar:.0f}x", str(r.runs))
+        table.add_row(
+            r.name, f"{r.stock_us:.1f}", f"{r.patched_us:.1f}", f"{r.ratio:.1f}x", f"{r.bar:.0f}x", str(r.runs)
+        )
     Console().print(table)
 
 
@@ -98,7 +103,7 @@ def library_folder(given: Path | None, *, stock: bool) -> Path:
     """The folder of a build's `libggml*.so`."""
     if given is not None:
         return given
-    return patches.build(stock=stock).server.parent
+    return patches.build(stock=stock, targets=("libs",)).libraries
 
 
 def main() -> int:

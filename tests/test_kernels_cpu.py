@@ -7,7 +7,7 @@ from ctypes import c_int, c_int64
 import numpy as np
 import pytest
 from kernel_libraries import cpu_library
-from kernel_reference import conv_float64
+from kernel_reference import conv_float64, selector_float64
 
 APART, AT_X, INTO_X, OVER_DELTA = range(4)
 # group, n_groups, taps, block, n_blocks, side
@@ -107,10 +107,37 @@ def test_conv_pattern_is_found_only_as_it_is_written(library, change, found):
     assert bool(library.matches_changed(ConvShape(16, 4, 2, 8, 1, 0), change)) is found
 
 
+@pytest.mark.parametrize(
+    ("k", "rank", "block", "n_blocks"), [(16, 256, 8, 1), (16, 64, 4, 3), (5, 33, 3, 2), (2, 7, 2, 1)]
+)
+@pytest.mark.parametrize("change", [0, 1, 2])
+def test_selector_match_says_where_everything_is(library, k, rank, block, n_blocks, change):
+    random = np.random.default_rng(k)
+    vectors = [random.standard_normal((n_blocks, block, k, rank), dtype=np.float32) for _ in range(2)]
+    gate = random.standard_normal((n_blocks, block, rank), dtype=np.float32)
+    unary = random.standard_normal((n_blocks, block, k), dtype=np.float32)
+    ids = random.integers(0, 248320, (n_blocks, block, k), dtype=np.int32)
+    by_graph, by_match = (np.full((n_blocks, block - 1, k + k * k), np.nan, np.float32) for _ in range(2))
+    found = library.selector_by_match(
+        k, rank, block, n_blocks, change, *pointers(*vectors, gate, unary, ids, by_graph, by_match)
+    )
+    if change == 1:
+        assert not found
+        return
+    assert found > 0
+    np.testing.assert_allclose(by_match, by_graph, rtol=1e-3, atol=1e-3)
+    expected = selector_float64(*vectors, gate, unary, ids)
+    if change == 2:
+        expected[..., :k] = ids[:, :-1]
+    np.testing.assert_allclose(by_match, expected, rtol=1e-3, atol=1e-3)
+
+
 def top_k(run: Callable[..., int], rows: np.ndarray, k: int, *threads: int) -> np.ndarray:
     out = np.empty((len(rows), k), np.int32)
     rows = np.ascontiguousarray(rows)
-    done = run(*pointers(rows), c_int64(rows.shape[1]), c_int64(len(rows)), c_int(k), *map(c_int, threads), *pointers(out))
+    done = run(
+        *pointers(rows), c_int64(rows.shape[1]), c_int64(len(rows)), c_int(k), *map(c_int, threads), *pointers(out)
+    )
     assert done or not threads
     return out
 
@@ -128,7 +155,9 @@ def distinct(n_rows: int, n_cols: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
-@pytest.mark.parametrize(("n_rows", "n_cols", "k"), [(8, 248320, 16), (1, 151936, 64), (3, 1024, 1), (5, 4099, 7), (2, 9001, 64)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_cols", "k"), [(8, 248320, 16), (1, 151936, 64), (3, 1024, 1), (5, 4099, 7), (2, 9001, 64)]
+)
 def test_top_k_finds_the_columns_that_the_stock_op_finds(library, n_rows, n_cols, k, n_threads):
     rows = distinct(n_rows, n_cols)
     found = top_k(library.fused_top_k, rows, k, n_threads)
@@ -137,7 +166,9 @@ def test_top_k_finds_the_columns_that_the_stock_op_finds(library, n_rows, n_cols
     np.testing.assert_array_equal(np.sort(found), np.sort(np.argsort(-rows)[:, :k]))
 
 
-@pytest.mark.parametrize("order", ["rising", "falling", "equal", "two values", "minus infinity", "signed zeros", "infinite"])
+@pytest.mark.parametrize(
+    "order", ["rising", "falling", "equal", "two values", "minus infinity", "signed zeros", "infinite"]
+)
 @pytest.mark.parametrize("n_threads", [1, 6])
 def test_top_k_of_hard_rows(library, order, n_threads):
     n = 5003

@@ -4,7 +4,7 @@
 #include "conv_graphs.h"
 
 #include "../../patches/src/ggml/src/ggml-cpu/dflash2-cpu.h"
-#include "../../patches/src/ggml/src/dflash2-conv-match.h"
+#include "../../patches/src/ggml/src/dflash2-selector-match.h"
 
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
@@ -158,6 +158,71 @@ int matches_changed(conv_shape s, int change) {
     }
     dflash2_conv m;
     return dflash2_match_conv(c.gf, c.first_repeat(), m);
+}
+
+// The selector's scores from gathered rows: as the installed llama.cpp computes the lean graph (`by_graph`), and from
+// nothing but what the match says, read as the fused kernels read it (`by_match`). False if the pattern is not found.
+// change: 0 nothing, 1 the scores have a second reader, 2 the ids of other rows are shown.
+int selector_by_match(int k, int rank, int block, int n_blocks, int change, const float * predecessor, const float * successor,
+        const float * gate, const float * unary, const int32_t * ids, float * by_graph, float * by_match) {
+    context       holder = make_context(64 << 20);
+    ggml_context * ctx   = holder.get();
+    const int64_t n      = block - 1;
+    const auto input = [&](ggml_type type, const void * data, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
+        ggml_tensor * t = ggml_new_tensor_4d(ctx, type, n0, n1, n2, n3);
+        memcpy(t->data, data, ggml_nbytes(t));
+        return t;
+    };
+    const auto rows_from = [&](ggml_tensor * t, int64_t first) {
+        return ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, n_blocks, t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]);
+    };
+    ggml_tensor * p = input(GGML_TYPE_F32, predecessor, rank, k, block, n_blocks);
+    ggml_tensor * q = input(GGML_TYPE_F32, successor, rank, k, block, n_blocks);
+    ggml_tensor * g = input(GGML_TYPE_F32, gate, rank, 1, block, n_blocks);
+    ggml_tensor * u = input(GGML_TYPE_F32, unary, k, 1, block, n_blocks);
+    ggml_tensor * c = input(GGML_TYPE_I32, ids, k, block * n_blocks, 1, 1);
+
+    ggml_cgraph * gf     = ggml_new_graph(ctx);
+    ggml_tensor * gated  = ggml_mul(ctx, rows_from(p, 0), rows_from(g, 1));
+    ggml_tensor * scores = ggml_add(ctx, ggml_mul_mat(ctx, rows_from(q, 1), gated), rows_from(u, 1));
+    ggml_build_forward_expand(gf, scores);
+    ggml_tensor * cast  = ggml_cast(ctx, c, GGML_TYPE_F32);
+    ggml_tensor * shown = ggml_view_3d(ctx, cast, k, n, n_blocks, cast->nb[1], block * cast->nb[1], change == 2 ? 0 : cast->nb[1]);
+    ggml_build_forward_expand(gf, ggml_concat(ctx, shown, ggml_reshape_3d(ctx, scores, k * k, n, n_blocks), 0));
+    if (change == 1) {
+        ggml_build_forward_expand(gf, ggml_neg(ctx, scores));
+    }
+
+    int first = 0;
+    while (gf->nodes[first]->op != GGML_OP_MUL) {
+        ++first;
+    }
+    dflash2_selector m;
+    if (!dflash2_match_selector(gf, first, m)) {
+        return 0;
+    }
+    ggml_graph_compute_with_ctx(ctx, gf, 2);
+    memcpy(by_graph, m.dst->data, ggml_nbytes(m.dst));
+
+    const auto at = [](const ggml_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+        return *(const float *) ((const char *) t->data + i0 * t->nb[0] + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3]);
+    };
+    for (int64_t b = 0; b < n_blocks; ++b) {
+        for (int64_t i = 0; i < n; ++i) {
+            const char * id = (const char *) m.ids->data + m.ids_view->view_offs + i * m.ids_view->nb[1] + b * m.ids_view->nb[2];
+            for (int s = 0; s < k; ++s) {
+                *by_match++ = (float) ((const int32_t *) id)[s];
+            }
+            for (int pair = 0; pair < k * k; ++pair) {
+                float sum = 0;
+                for (int r = 0; r < rank; ++r) {
+                    sum += at(m.predecessor, r, pair / k, i, b) * at(m.gate, r, 0, i, b) * at(m.successor, r, pair % k, i, b);
+                }
+                *by_match++ = sum + at(m.unary, pair % k, 0, i, b);
+            }
+        }
+    }
+    return m.n_after;
 }
 
 // TOP_K by the installed llama.cpp.

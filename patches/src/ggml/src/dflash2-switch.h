@@ -1,9 +1,11 @@
-// Kill switches: an environment variable set to 1 turns a kernel off.
+// Kill switches: an environment variable turns a kernel off.
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 
+// Whether `name` is set to anything but the empty text or 0; callers keep the answer, so that it is read once.
 static inline bool dflash2_switched_off(const char * name) {
     const char * env = std::getenv(name);
-    return env != nullptr && std::atoi(env) == 1;
+    return env != nullptr && *env != '\0' && std::strcmp(env, "0") != 0;
 }
