@@ -54,6 +54,22 @@ def test_the_runtime_finds_the_patched_build_by_itself(patched):
     assert (is_patched, reason) == ("True", f"it is the best patched build here ({found.backend}, key {found.key})")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_second_llama_is_in_a_process_that_uses_the_patched_one(patched):
+    """llama_cpp loads libmtmd and libggml from its own folder all the same."""
+    code = """
+from dflash2 import native
+native.device_names()
+import llama_cpp._ggml, llama_cpp.mtmd_cpp
+with open("/proc/self/maps") as maps:
+    files = {line.split()[-1] for line in maps}
+print(*sorted(f for f in files if any(part in f for part in ("libllama.so", "libggml-base.so", "libggml-cpu.so"))))
+"""
+    files = run(code, library=str(patched.libraries)).split()
+    assert len(files) == 3
+    assert {Path(file).parent for file in files} == {patched.libraries.resolve()}
+
+
 def test_a_patched_library_says_what_it_is(patched):
     code = "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); print(l.dflash2_abi_version())"
     library = patched.libraries / "libllama.so"
