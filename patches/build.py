@@ -183,12 +183,9 @@ def _configure_command(request: _Request, tree: Path, targets: set[str]) -> list
     for target in sorted(targets - {MODULE}):
         options.update(TARGETS[target].options)
     if not request.stock:
-        # Not git, which might find another repository around the cache, says what this is.
-        options.update(
-            GIT_EXE="OFF",
-            GGML_BUILD_COMMIT=request.origin.base.commit,
-            LLAMA_BUILD_COMMIT=f"{request.origin.base.name}+dflash2.{request.series[:8]}",
-        )
+        # Not git, which might find another repository around the cache, says what this is; ggml takes it over.
+        commit = f"{request.origin.base.commit}+dflash2.{request.series[:8]}"
+        options.update(GIT_EXE="OFF", LLAMA_BUILD_COMMIT=commit)
     extra = identity.get("cmake_args", [])
     assert isinstance(extra, list)
     definitions = [f"-D{name}={value}" for name, value in options.items()]

@@ -86,7 +86,9 @@ def backend_identity(backend: str, module: bool, toolchain: Toolchain) -> dict[s
         options["GGML_METAL"] = "OFF"
     if module:
         options["GGML_BACKEND_DL"] = "ON"
-        if backend == "cpu" and "__x86_64__" in toolchain.macros:
+        if backend != "cpu":
+            options["GGML_CPU"] = "OFF"  # not wanted, and it would not have GGML_NATIVE, which a GPU's code needs
+        elif "__x86_64__" in toolchain.macros:
             found = {option for macro, option in _X86_FEATURES.items() if macro in toolchain.macros}
             options.update({"GGML_NATIVE": "OFF", **dict.fromkeys(sorted(found), "ON")})
     identity: dict[str, object] = {"backend_options": options} if options else {}

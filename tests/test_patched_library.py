@@ -115,6 +115,8 @@ extern "C" ggml_backend_reg_t dflash2_unchecked_init(void) { return ggml_backend
     [
         ("0.25.3", "unknown", ""),
         ("0.25.3", "0c1e57098", ""),
+        ("0.25.3", "0c1e570+dflash2.0123", ""),
+        ("0.25.3", "0c1e57099", "it is of another commit"),
         ("0.25.4", "unknown", "it has another version of ggml"),
     ],
 )
