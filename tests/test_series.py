@@ -258,6 +258,11 @@ def test_hooks_in_upstream_files_are_few_lines():
         assert len(added) <= 20, patch.name
 
 
+def test_the_readme_says_what_every_hook_is_for():
+    readme = (Path(__file__).parents[1] / "patches" / "README.md").read_text()
+    assert [name for name in NAMES if f"| {name.removesuffix('.patch')} |" not in readme] == []
+
+
 def test_every_counter_of_the_sources_is_one_that_doctor_reads():
     text = "".join((ROOT / "src" / name).read_text() for name in SERIES.sources)
     found = set(re.findall(r"_API uint64_t (\w+_count)\(void\);", text))
