@@ -70,7 +70,6 @@ def only_programs(tmp_path, monkeypatch):
 def test_the_series_goes_on_and_comes_off_every_base_without_a_trace(tree):
     before = contents(tree)
     base = apply(tree)
-    assert tree.resolve() != source(base).resolve()
     for name in SERIES.sources:
         assert (tree / name).read_bytes() == (ROOT / "src" / name).read_bytes()
     for name in SERIES.touched:
