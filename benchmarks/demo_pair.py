@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from dflash2 import native
 from dflash2.converter import convert
 from dflash2.demo import demo_pair
 from dflash2.evidence import Bench, bench, scaled_target
@@ -148,7 +149,13 @@ def missed(benches: dict[tuple[str, str], Bench]) -> list[str]:
 
 
 def machine(options: argparse.Namespace) -> dict:
-    return {"system": platform.platform(), "processor": processor(), "threads": options.threads}
+    library = "patched" if native.library().patched else "stock"
+    return {
+        "system": platform.platform(),
+        "processor": processor(),
+        "threads": options.threads,
+        "library": library,
+    }
 
 
 def processor() -> str:

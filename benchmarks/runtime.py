@@ -78,7 +78,13 @@ def main(argv: list[str] | None = None) -> int:
             Console(stderr=True).print(f"{part}: measured")
     Console(width=170).print(table(rows))
     if options.json:
-        machine = {"system": platform.platform(), "threads": options.threads, "clock": options.clock}
+        library = "patched" if native.library().patched else "stock"
+        machine = {
+            "system": platform.platform(),
+            "threads": options.threads,
+            "clock": options.clock,
+            "library": library,
+        }
         shown = [{**asdict(row), "missed": row.missed} for row in rows]
         options.json.write_text(json.dumps({"machine": machine, "rows": shown}, indent=2) + "\n")
     return int(options.check and any(row.missed for row in rows))

@@ -22,7 +22,7 @@ from dflash2.cache import cache_folder
 from dflash2.constants import PATCHED_ABI_VERSION
 from dflash2.errors import BuildError
 from dflash2.patches.bases import PINNED
-from dflash2.patches.options import COMMON, MODULE, TARGETS, backend_identity, check_request
+from dflash2.patches.options import COMMON, MODULE, TARGETS, Extra, check_request, extra_options
 from dflash2.patches.series import Series, read_series
 from dflash2.patches.toolchain import Toolchain, find_toolchain
 from dflash2.patches.trees import Origin, make_tree, origin
@@ -44,6 +44,7 @@ class _Request:
     backend: str
     module: bool
     series: str
+    extra: Extra
     identity: dict[str, object]
     toolchain: Toolchain
 
@@ -122,6 +123,7 @@ def _patches(module: bool) -> Series:
 
 def _request(stock: bool, backend: str, module: bool, made_from: Origin) -> _Request:
     toolchain = find_toolchain()
+    extra = extra_options(backend, module, toolchain)
     series = "" if stock else _patches(module).digest
     identity: dict[str, object] = {
         "base": made_from.base.name,
@@ -131,13 +133,13 @@ def _request(stock: bool, backend: str, module: bool, made_from: Origin) -> _Req
         "environment_flags": [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")],
         "compiler": toolchain.compiler,
         "host": toolchain.host,
-        **backend_identity(backend, module, toolchain),
+        **extra.identity(),
     }
     if stock:
         identity["target"] = "llama-server"  # of the time when there was nothing else: the keys stay what they were
     else:
         identity["series"] = series
-    return _Request(made_from, stock, backend, module, series, identity, toolchain)
+    return _Request(made_from, stock, backend, module, series, extra, identity, toolchain)
 
 
 def _finished(found: Build, wanted: Sequence[str]) -> bool:
@@ -172,27 +174,21 @@ def _finish(request: _Request, targets: Sequence[str]) -> None:
 
 
 def _configure_command(request: _Request, tree: Path, targets: set[str]) -> list[str]:
-    toolchain, identity = request.toolchain, request.identity
+    toolchain = request.toolchain
     options = dict(COMMON, CMAKE_MAKE_PROGRAM=toolchain.ninja)
     for language in ("C", "CXX"):
         flags = [os.environ.get(f"{language}FLAGS", ""), *toolchain.compiler_flags]
         options[f"CMAKE_{language}_FLAGS"] = " ".join(flags).strip()
-    backend_options = identity.get("backend_options", {})
-    assert isinstance(backend_options, dict)
-    options.update(backend_options)
+    options.update(request.extra.options)
     for target in sorted(targets - {MODULE}):
         options.update(TARGETS[target].options)
     if not request.stock:
-        # Not git, which might find another repository around the cache, says what this is.
-        options.update(
-            GIT_EXE="OFF",
-            GGML_BUILD_COMMIT=request.origin.base.commit,
-            LLAMA_BUILD_COMMIT=f"{request.origin.base.name}+dflash2.{request.series[:8]}",
-        )
-    extra = identity.get("cmake_args", [])
-    assert isinstance(extra, list)
+        # Not git, which might find another repository around the cache, says what this is; ggml takes it over.
+        commit = f"{request.origin.base.commit}+dflash2.{request.series[:8]}"
+        options.update(GIT_EXE="OFF", LLAMA_BUILD_COMMIT=commit)
     definitions = [f"-D{name}={value}" for name, value in options.items()]
-    return [toolchain.cmake, "-S", str(tree), "-B", str(request.folder / "tree"), "-G", "Ninja", *definitions, *extra]
+    folders = ["-S", str(tree), "-B", str(request.folder / "tree")]
+    return [toolchain.cmake, *folders, "-G", "Ninja", *definitions, *request.extra.arguments]
 
 
 def _compile_command(request: _Request, targets: Sequence[str], jobs: int | None) -> list[str]:

@@ -79,21 +79,30 @@ def check_request(backend: str, targets: Sequence[str]) -> None:
         raise BuildError("The backend metal can be built on macOS only.")
 
 
-def backend_identity(backend: str, module: bool, toolchain: Toolchain) -> dict[str, object]:
-    """What the backend adds to a build's identity: nothing for the plain CPU."""
+@dataclass(frozen=True)
+class Extra:
+    """What comes to the common options: for the backend, its compiler with version, and the user's own arguments."""
+
+    options: dict[str, str]
+    compiler: str | None
+    arguments: tuple[str, ...]
+
+    def identity(self) -> dict[str, object]:
+        """What it adds to a build's identity: nothing for the plain CPU."""
+        parts = {"backend_options": self.options, "backend_compiler": self.compiler, "cmake_args": list(self.arguments)}
+        return {name: value for name, value in parts.items() if value}
+
+
+def extra_options(backend: str, module: bool, toolchain: Toolchain) -> Extra:
+    """Options for the backend, alone as a `module` or with all the rest; raises BuildError without its compiler."""
     options = dict(BACKENDS[backend])
     if backend == "cpu" and sys.platform == "darwin":
         options["GGML_METAL"] = "OFF"
     if module:
         options["GGML_BACKEND_DL"] = "ON"
-        if backend == "cpu" and "__x86_64__" in toolchain.macros:
+        if backend != "cpu":
+            options["GGML_CPU"] = "OFF"  # not wanted, and it would not have GGML_NATIVE, which a GPU's code needs
+        elif "__x86_64__" in toolchain.macros:
             found = {option for macro, option in _X86_FEATURES.items() if macro in toolchain.macros}
             options.update({"GGML_NATIVE": "OFF", **dict.fromkeys(sorted(found), "ON")})
-    identity: dict[str, object] = {"backend_options": options} if options else {}
-    compiler = backend_compiler(backend)
-    if compiler is not None:
-        identity["backend_compiler"] = compiler
-    extra = shlex.split(os.environ.get("CMAKE_ARGS", ""))
-    if extra:
-        identity["cmake_args"] = extra
-    return identity
+    return Extra(options, backend_compiler(backend), tuple(shlex.split(os.environ.get("CMAKE_ARGS", ""))))

@@ -20,7 +20,7 @@ from dflash2.errors import PatchError
 GROUPS = ("backend", "llama")
 _FIELDS = ("Description", "Author", "Forwarded", "Bases", "Switch")
 _NAME = re.compile(r"(backend|llama)/\d{4}-[a-z0-9-]+\.patch")
-_OURS = "dflash2-"
+_OURS = "dflash2"
 _DIFF = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 _HEADER_END = re.compile(r"^---$", re.MULTILINE)
 
@@ -154,5 +154,5 @@ def _check_patch(series: Series, patch: Patch) -> Iterator[str]:
     for name in patch.sources:
         if not series.source_path(name).is_file():
             yield f"needs src/{name}, which is not there"
-        if not Path(name).name.startswith(_OURS) and Path(name).name != "dflash2.h":
+        if not Path(name).name.startswith(_OURS):
             yield f"has the source {name}, whose name does not begin with {_OURS}"

@@ -72,4 +72,5 @@ def test_doctor_of_the_patched_library(patched):
     result = run("dflash2", "doctor", env={**os.environ, "DFLASH2_LIBRARY": ""})
     assert result.returncode == 0, result.stderr
     assert "patched, C interface 1: " in result.stdout
-    assert f"patched build {patched.key}: cpu, {', '.join(patched.targets)}" in result.stdout
+    current = f"patched build {patched.key}: cpu, {', '.join(patched.targets)}, patches {patched.series[:8]}, "
+    assert current in result.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash2.constants import LLAMA_CPP_COMMIT, PATCHED_ABI_VERSION
+from dflash2.constants import GGML_VERSION, LLAMA_CPP_COMMIT, PATCHED_ABI_VERSION
 from dflash2.patches import build, locate, read_series
 
 _GENERATE = """
@@ -54,6 +54,22 @@ def test_the_runtime_finds_the_patched_build_by_itself(patched):
     assert (is_patched, reason) == ("True", f"it is the best patched build here ({found.backend}, key {found.key})")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_second_llama_is_in_a_process_that_uses_the_patched_one(patched):
+    """llama_cpp loads libmtmd and libggml from its own folder all the same."""
+    code = """
+from dflash2 import native
+native.device_names()
+import llama_cpp._ggml, llama_cpp.mtmd_cpp
+with open("/proc/self/maps") as maps:
+    files = {line.split()[-1] for line in maps}
+print(*sorted(f for f in files if any(part in f for part in ("libllama.so", "libggml-base.so", "libggml-cpu.so"))))
+"""
+    files = run(code, library=str(patched.libraries)).split()
+    assert len(files) == 3
+    assert {Path(file).parent for file in files} == {patched.libraries.resolve()}
+
+
 def test_a_patched_library_says_what_it_is(patched):
     code = "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); print(l.dflash2_abi_version())"
     library = patched.libraries / "libllama.so"
@@ -95,14 +111,16 @@ extern "C" ggml_backend_reg_t dflash2_unchecked_init(void) { return ggml_backend
 
 
 @pytest.mark.parametrize(
-    ("version", "commit", "said"),
+    ("host", "version", "commit", "said"),
     [
-        ("0.25.3", "unknown", ""),
-        ("0.25.3", "0c1e57098", ""),
-        ("0.25.4", "unknown", "it has another version of ggml"),
+        ("stock", GGML_VERSION, "unknown", ""),
+        ("stock", GGML_VERSION, LLAMA_CPP_COMMIT, ""),
+        ("stock", "0.25.4", "unknown", "it has another version of ggml"),
+        ("patched", GGML_VERSION, f"{LLAMA_CPP_COMMIT[:7]}+dflash2.0123", ""),
+        ("patched", GGML_VERSION, "1c1e57098", "it is of another commit"),
     ],
 )
-def test_a_loadable_backend_refuses_a_program_of_another_ggml(patched, tmp_path, version, commit, said):
+def test_a_loadable_backend_refuses_a_program_of_another_ggml(patched, tmp_path, host, version, commit, said):
     """The entry point of a module, compiled with the CPU backend of the library behind it."""
     root = read_series().folder / "src" / "ggml" / "src"
     tree = patched.folder / "llama.cpp" / "ggml"
@@ -133,7 +151,7 @@ ggml = llama()[0]._lib
 ggml.ggml_backend_load.restype, ggml.ggml_backend_load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
 print(bool(ggml.ggml_backend_load(os.fsencode(sys.argv[1]))))
 """
-    environment = {**os.environ, "DFLASH2_LIBRARY": str(patched.libraries)}
+    environment = {**os.environ, "DFLASH2_LIBRARY": "stock" if host == "stock" else str(patched.libraries)}
     command = [sys.executable, "-c", code, str(tmp_path / "libggml-module.so")]
     result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert result.stdout.strip() == str(not said)

@@ -222,6 +222,14 @@ def test_a_tree_of_ones_own_is_built_patched_and_left_as_it_is(cache_with_source
 
 
 @pytest.mark.usefixtures("hollow_compiler", "cache_with_source")
+def test_the_second_base_is_built_but_is_none_for_the_python_library():
+    made = build(targets=("libs",), base=SECOND_BASE)
+    assert (made.base, made.stock) == (SECOND_BASE, False)
+    assert library_file(made.libraries).is_file()
+    assert library_builds() == []
+
+
+@pytest.mark.usefixtures("hollow_compiler", "cache_with_source")
 def test_a_backend_alone_has_the_backend_patches_only():
     made = build(module=True)
     assert (made.module, made.targets, made.abi) == (True, ("module",), 0)

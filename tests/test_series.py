@@ -70,7 +70,6 @@ def only_programs(tmp_path, monkeypatch):
 def test_the_series_goes_on_and_comes_off_every_base_without_a_trace(tree):
     before = contents(tree)
     base = apply(tree)
-    assert tree.resolve() != source(base).resolve()
     for name in SERIES.sources:
         assert (tree / name).read_bytes() == (ROOT / "src" / name).read_bytes()
     for name in SERIES.touched:
@@ -256,6 +255,11 @@ def test_hooks_in_upstream_files_are_few_lines():
     for patch in SERIES.patches:
         added = re.findall(r"^\+(?!\+\+)", patch.text.partition("\n---\n")[2], re.MULTILINE)
         assert len(added) <= 20, patch.name
+
+
+def test_the_readme_says_what_every_hook_is_for():
+    readme = (Path(__file__).parents[1] / "patches" / "README.md").read_text()
+    assert [name for name in NAMES if f"| {name.removesuffix('.patch')} |" not in readme] == []
 
 
 def test_every_counter_of_the_sources_is_one_that_doctor_reads():

@@ -145,4 +145,7 @@ def _findings() -> Iterator[tuple[str, str]]:
 
 
 def _summary(found: Build) -> str:
-    return f"{found.backend}, {', '.join(found.targets)}, patches {found.series[:8]}, {found.libraries}"
+    from dflash2.patches import read_series
+
+    age = "" if found.series == read_series().digest else " (of another version of dflash2; run `dflash2 build` again)"
+    return f"{found.backend}, {', '.join(found.targets)}, patches {found.series[:8]}{age}, {found.libraries}"

@@ -18,9 +18,12 @@ ggml_backend_reg_t dflash2_unchecked_init(void);
 GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
 }
 
-// Both are short hashes, perhaps of different length; "unknown" is what a build outside a git checkout says.
+// Both are short hashes, perhaps of different length, with "-dirty" or what patched them behind; "unknown" is what a
+// build outside a git checkout says.
 static bool same_commit(const char * a, const char * b) {
-    return strcmp(a, "unknown") == 0 || strcmp(b, "unknown") == 0 || strncmp(a, b, std::min(strlen(a), strlen(b))) == 0;
+    const size_t n_a = strcspn(a, "+-");
+    const size_t n_b = strcspn(b, "+-");
+    return strncmp(a, "unknown", n_a) == 0 || strncmp(b, "unknown", n_b) == 0 || strncmp(a, b, std::min(n_a, n_b)) == 0;
 }
 
 static bool same_numbers() {
