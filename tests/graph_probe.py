@@ -6,6 +6,8 @@ library and every switch gets a process. A job is {kind, target, drafter, option
 
 import ctypes
 import json
+import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from dflash2 import DFlashLlama
 from dflash2.gguf_info import read_gguf_info
 from dflash2.native import Model, Placement
 from dflash2.native.loader import function, llama, silence
+from dflash2.native.log import captured_log
 from dflash2.runtime.pair import read_pair
 
 
@@ -50,6 +53,22 @@ def cycles(job):
         stream.close()
     llm.close()
     return found
+
+
+def nodes(job):
+    """Operations of one draft pass in the order of its graph, from what ggml's scheduler logs of every new graph."""
+    os.environ["GGML_SCHED_DEBUG"] = "2"
+    llm = DFlashLlama(job["target"], job["drafter"], depth=None, auto_disable=False, **job["options"])
+    stream = llm.generate(llm.tokenize(job["prompts"][0].encode()), temp=0.0)
+    lines: list[str] = []
+    with captured_log(lambda _level, text: lines.append(text)):
+        for _ in range(job["n_tokens"]):
+            next(stream)
+    stream.close()
+    llm.close()
+    graphs = "".join(lines).split("## SPLIT #0")
+    drafts = [graph for graph in graphs if "TOP_K" in graph]
+    return {"nodes": re.findall(r"node #\s*\d+ \(\s*(\w+)\)", drafts[0])}
 
 
 def rebuilds(context):
@@ -135,5 +154,5 @@ def decode(module, pointer, rows, positions, sequences, *, outputs=False):
 
 if __name__ == "__main__":
     described = json.loads(Path(sys.argv[1]).read_text())
-    result = {"cycles": cycles, "sequences": sequences}[described["kind"]](described)
+    result = {"cycles": cycles, "nodes": nodes, "sequences": sequences}[described["kind"]](described)
     np.savez(sys.argv[2], **{name: np.array(values) for name, values in result.items()})

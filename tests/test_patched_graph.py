@@ -24,7 +24,9 @@ LIBRARY_VARIABLE = "DFLASH2_TEST_LIBRARY"
 LIBRARY_VARIABLES = ("DFLASH2_LIBRARY", "LLAMA_CPP_LIB_PATH")
 SWITCHES = ("DFLASH2_NO_CAUSAL_SWA", "DFLASH2_NO_LEAN_GRAPH", "DFLASH2_NO_GRAPH_PAIR", "DFLASH2_NO_WHOLE_BLOCKS")
 N_PROMPTS, N_TOKENS = 3, 60
-BLOCK = 8
+BLOCK, LAYERS = 8, 2
+CONVOLUTION = "REPEAT ADD MUL MUL ACC"
+SELECTOR = "TOP_K GET_ROWS GET_ROWS SET GET_ROWS MUL MUL_MAT ADD CPY CONCAT"
 WINDOW = 16
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "use_sliding_window": True}
 # What PyTorch computes: caches in F32, and attention without the F16 tiles of flash attention.
@@ -94,6 +96,17 @@ def test_the_lean_graph_leaves_the_lattice_of_upstreams_graph(cycles, drafter_gg
     assert np.abs(used(lean["lattices"]) - used(upstreams["lattices"])).max() < ONE_ULP
     assert np.array_equal(lean["proposals"], upstreams["proposals"])
     assert np.array_equal(lean["tokens"], upstreams["tokens"])
+
+
+def test_a_convolution_is_five_nodes_in_a_row(probe, target_path, drafter_gguf, prompts):
+    job = {"prompts": prompts[:1], "n_tokens": 12, "options": EXACT}
+    lean = " ".join(probe("nodes", target_path, drafter_gguf, **job)["nodes"])
+    upstreams = probe("nodes", target_path, drafter_gguf, "DFLASH2_NO_LEAN_GRAPH", **job)["nodes"]
+    assert lean.count(CONVOLUTION) == 2 * 2 * LAYERS
+    assert lean.endswith(SELECTOR)
+    assert "PAD" not in lean
+    assert "CONT" not in lean.replace("CONCAT", "")
+    assert (len(lean.split()), len(upstreams)) == (105, 161)
 
 
 def test_proposals_are_those_of_the_stock_library(cycles, drafter_gguf):
