@@ -72,4 +72,6 @@ COUNTERS = (
     "ggml_cuda_dflash2_conv_count",
     "ggml_cuda_dflash2_selector_count",
     "ggml_cuda_dflash2_top_k_count",
+    "ggml_metal_dflash2_conv_count",
+    "ggml_metal_dflash2_top_k_count",
 )
