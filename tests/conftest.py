@@ -91,14 +91,6 @@ def fresh(target_path, drafter_gguf):
 
 
 @pytest.fixture(scope="session")
-def patched_server() -> Path:
-    given = os.environ.get("DFLASH2_TEST_SERVER")
-    if given is None:
-        pytest.skip("no patched llama-server: set DFLASH2_TEST_SERVER to one")
-    return Path(given)
-
-
-@pytest.fixture(scope="session")
 def exact_drafters(demo, tmp_path_factory):
     """In Q8_0, whose products do not depend on how many rows go together: the server injects other batches."""
     folder = tmp_path_factory.mktemp("drafters")
@@ -108,7 +100,7 @@ def exact_drafters(demo, tmp_path_factory):
 
 
 @pytest.fixture
-def serve(patched_server, target_path, tmp_path):
+def serve(patched, target_path, tmp_path):
     """Starts the patched server, with a drafter or without, as long as the `with` block lasts."""
 
     @contextmanager
@@ -116,7 +108,7 @@ def serve(patched_server, target_path, tmp_path):
         caches = (*EXACT_CACHE_OPTIONS, *(EXACT_DRAFT_CACHE_OPTIONS if drafter else ()))
         options = [*server_arguments(target_path, drafter), *caches, *extra]
         log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
-        with LlamaServer(patched_server, options, log) as server:
+        with LlamaServer(patched.server, options, log) as server:
             yield server
 
     return start

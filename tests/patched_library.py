@@ -7,26 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-# Folder of a libllama built with the patches.
-TEST_LIBRARY = "DFLASH2_TEST_LIBRARY"
 _RUNNER = Path(__file__).with_name("patched_runner.py")
-
-
-def patched_folder() -> Path:
-    """Where the patched library is; skips the test if there is none."""
-    folder = os.environ.get(TEST_LIBRARY)
-    if not folder:
-        pytest.skip(f"needs {TEST_LIBRARY}, a folder with a patched libllama")
-    return Path(folder)
 
 
 def run_patched(folder: Path, scratch: Path, jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Results of `patched_runner.py` with the library in `folder`."""
     given, results = scratch / "jobs.json", scratch / "results.json"
     given.write_text(json.dumps(jobs))
-    environment = {**os.environ, "DFLASH2_LIBRARY_PATH": str(folder)}
+    environment = {**os.environ, "DFLASH2_LIBRARY": str(folder)}
     environment.pop("LLAMA_CPP_LIB_PATH", None)
     command = [sys.executable, str(_RUNNER), str(given), str(results)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

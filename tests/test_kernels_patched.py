@@ -1,6 +1,6 @@
 """A patched library runs the kernels where their patterns stand, and the ops where they are switched off.
 
-Needs a patched build, or the folder of one in DFLASH2_TEST_LIBRARY; every run of it is a process.
+Every run of it is a process.
 """
 
 import json
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash2.errors import BuildError
-from dflash2.patches import locate, source
+from dflash2.patches import source
 
 TIMER = Path(__file__).parents[1] / "benchmarks" / "patches_ops.cpp"
 N_CONV = 20
@@ -20,28 +19,15 @@ N_RUNS = 3  # two to warm up and one
 
 
 @pytest.fixture(scope="module")
-def library_folder() -> Path:
-    if given := os.environ.get("DFLASH2_TEST_LIBRARY"):
-        return Path(given)
-    try:
-        found = locate(stock=False)
-    except BuildError:
-        found = None
-    if found is None:
-        pytest.skip("there is no patched build for this machine; `dflash2 build` makes one")
-    return found.server.parent
-
-
-@pytest.fixture(scope="module")
-def kernel_runs(library_folder, tmp_path_factory) -> Callable[..., dict[str, float]]:
+def kernel_runs(patched, tmp_path_factory) -> Callable[..., dict[str, float]]:
     """Runs the graphs of one draft pass through the scheduler, with environment variables, and reads the counters."""
     program = tmp_path_factory.mktemp("timer") / "patches_ops"
     command = ["g++", "-std=c++17", "-O2", f"-I{source() / 'ggml' / 'include'}", str(TIMER), "-o", str(program)]
-    command += [f"-L{library_folder}", "-lggml", "-lggml-cpu", "-lggml-base", "-ldl"]
+    command += [f"-L{patched.libraries}", "-lggml", "-lggml-cpu", "-lggml-base", "-ldl"]
     subprocess.run(command, check=True)
 
     def run(graph: str, threads: int, **environment: str) -> dict[str, float]:
-        env = {**os.environ, "LD_LIBRARY_PATH": str(library_folder), **environment}
+        env = {**os.environ, "LD_LIBRARY_PATH": str(patched.libraries), **environment}
         done = subprocess.run([program, graph, str(threads), "1"], env=env, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
 

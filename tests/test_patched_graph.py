@@ -1,6 +1,6 @@
 """The patched draft context: the same drafts as stock from fewer nodes, per-layer causality, graphs that stay alive.
 
-Needs a patched build, or the folder of one in DFLASH2_TEST_LIBRARY; each run of it is a process (see graph_probe.py).
+Each run of it is a process (see graph_probe.py).
 """
 
 import json
@@ -16,11 +16,8 @@ from factories import VOCAB, drafter_config, write_checkpoint
 from generation import EXACT
 
 from dflash2.converter import convert
-from dflash2.errors import BuildError
-from dflash2.patches import locate
 
 PROBE = Path(__file__).with_name("graph_probe.py")
-LIBRARY_VARIABLE = "DFLASH2_TEST_LIBRARY"
 LIBRARY_VARIABLES = ("DFLASH2_LIBRARY", "LLAMA_CPP_LIB_PATH")
 SWITCHES = ("DFLASH2_NO_CAUSAL_SWA", "DFLASH2_NO_LEAN_GRAPH", "DFLASH2_NO_GRAPH_PAIR", "DFLASH2_NO_WHOLE_BLOCKS")
 N_PROMPTS, N_TOKENS = 3, 60
@@ -36,26 +33,12 @@ ROUNDING = 1e-4
 ONE_ULP = 2e-6  # of scores between 8 and 16, twice
 
 
-@pytest.fixture(scope="session")
-def library():
-    """Folder of the patched library."""
-    if folder := os.environ.get(LIBRARY_VARIABLE):
-        return Path(folder)
-    try:
-        found = locate(stock=False)
-    except BuildError:
-        found = None
-    if found is None:
-        pytest.skip("there is no patched build for this machine; `dflash2 build` makes one")
-    return found.libraries
-
-
 @pytest.fixture
-def probe(library, tmp_path):
+def probe(patched, tmp_path):
     """Runs a job under the patched library with the switches `off` set, or under the stock one."""
 
     def run(kind, target, drafter, *off, stock=False, **job):
-        chosen = {"DFLASH2_LIBRARY": "stock"} if stock else dict.fromkeys(LIBRARY_VARIABLES, str(library))
+        chosen = {"DFLASH2_LIBRARY": "stock"} if stock else dict.fromkeys(LIBRARY_VARIABLES, str(patched.libraries))
         kept = {name: value for name, value in os.environ.items() if name not in (*SWITCHES, *LIBRARY_VARIABLES)}
         described = {"kind": kind, "target": str(target), "drafter": str(drafter), **job}
         (tmp_path / "job.json").write_text(json.dumps(described))

@@ -148,8 +148,8 @@ def test_coupled_accepts_more_than_match(serve, exact_drafters, tokens_of):
     assert lengths[0] > 1.05 * lengths[1]
 
 
-def test_an_unknown_rule_is_refused(patched_server, target_path):
-    command = [str(patched_server), *server_arguments(target_path), "--spec-draft-verify", "exact"]
+def test_an_unknown_rule_is_refused(patched, target_path):
+    command = [str(patched.server), *server_arguments(target_path), "--spec-draft-verify", "exact"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode != 0
     assert "must be coupled or match" in result.stderr + result.stdout

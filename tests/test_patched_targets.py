@@ -7,7 +7,7 @@ import pytest
 from factories_patched_targets import PATCHED_KINDS
 from factories_targets import LAYERS, copying_drafter, make_kind, random_drafter
 from host_programs import CPP, PATCHES, compile_program, run_program
-from patched_library import patched_folder, run_patched
+from patched_library import run_patched
 from test_converter_architectures import architectures
 
 from dflash2 import native
@@ -23,9 +23,8 @@ NATURES = {"copying": (0.15, 1.0), "random": (0.0, 0.1)}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(patched, tmp_path_factory):
     """Results of every kind with every drafter, all made in one process with the patched library."""
-    folder = patched_folder()
     scratch = tmp_path_factory.mktemp("patched")
     random = random_drafter(scratch / "random")
     jobs = {"taps": {"ask": "taps"}}
@@ -45,7 +44,7 @@ def results(tmp_path_factory):
                 "n_tokens": N_TOKENS,
                 "options": {},
             }
-    return run_patched(folder, scratch, jobs)
+    return run_patched(patched.libraries, scratch, jobs)
 
 
 @pytest.mark.parametrize("nature", NATURES)

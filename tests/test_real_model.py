@@ -2,7 +2,7 @@
 
 import pytest
 from factories import drafter_config, drafter_tensors, write_checkpoint
-from patched_library import patched_folder, run_patched
+from patched_library import run_patched
 from real_model import fetch_gemma3
 
 from dflash2.converter import convert
@@ -34,8 +34,7 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    library = patched_folder()
+def result(patched, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("real")
     target = fetch_gemma3(scratch)
     info = read_gguf_info(target)
@@ -51,7 +50,7 @@ def result(tmp_path_factory):
     drafter = scratch / "drafter.gguf"
     convert(checkpoint, target, drafter, outtype="q8_0")
     job = {"target": str(target), "drafter": str(drafter), "prompts": PROMPTS, "n_tokens": N_TOKENS, "options": {}}
-    return run_patched(library, scratch, {"gemma3": job})["gemma3"]
+    return run_patched(patched.libraries, scratch, {"gemma3": job})["gemma3"]
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
