@@ -59,7 +59,7 @@ def _stops(llama: Any, request: Request, criteria: Criteria) -> bool:
     logits = request.logits()
     if not llama._logits_all:  # `Llama` asks the criteria once more at the end, with this row
         llama.scores[0] = logits
-    return llama._turns.call(criteria, llama._input_ids, logits)
+    return bool(llama._turns.call(criteria, llama._input_ids, logits))
 
 
 def _shared_length(known: IntArray, tokens: list[int]) -> int:

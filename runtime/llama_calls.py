@@ -39,6 +39,7 @@ class LlamaCalls(Llama):
     input_ids: native.IntArray
     scores: native.FloatArray | KeptScores
     _logits_all: bool
+    _requires_eval: bool
     _session: Session
     _sampling: Sampling
     _turns: Turns

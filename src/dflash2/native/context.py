@@ -180,6 +180,8 @@ class Context:
     def logits(self) -> FloatArray:
         """View [rows marked as outputs, n_vocab] of the last decode, in batch order."""
         if self._outputs == 0:
+            if self._pointer is None:
+                _closed()
             raise NativeError("the last batch computed no logits.")
         return self._view(ctypes.addressof(self._get_logits(self._pointer).contents), self._outputs, self.n_vocab)
 
