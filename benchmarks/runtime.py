@@ -76,18 +76,21 @@ def main(argv: list[str] | None = None) -> int:
         for part in options.parts:
             rows += PARTS[part](options, Path(folder))
             Console(stderr=True).print(f"{part}: measured")
+            if options.json:
+                write(options, rows)
     Console(width=170).print(table(rows))
-    if options.json:
-        library = "patched" if native.library().patched else "stock"
-        machine = {
-            "system": platform.platform(),
-            "threads": options.threads,
-            "clock": options.clock,
-            "library": library,
-        }
-        shown = [{**asdict(row), "missed": row.missed} for row in rows]
-        options.json.write_text(json.dumps({"machine": machine, "rows": shown}, indent=2) + "\n")
     return int(options.check and any(row.missed for row in rows))
+
+
+def write(options: Namespace, rows: Sequence[Row]) -> None:
+    machine = {
+        "system": platform.platform(),
+        "threads": options.threads,
+        "clock": options.clock,
+        "library": "patched" if native.library().patched else "stock",
+    }
+    shown = [{**asdict(row), "missed": row.missed} for row in rows]
+    options.json.write_text(json.dumps({"machine": machine, "rows": shown}, indent=2) + "\n")
 
 
 def parse(argv: list[str] | None) -> Namespace:
@@ -342,7 +345,7 @@ def python(options: Namespace, folder: Path) -> Iterator[Row]:
 
 def prefill(options: Namespace, folder: Path) -> Iterator[Row]:
     """Evaluation of a long prompt with injection (`benchmarks/prefix.py`)."""
-    arguments = ["--threads", str(options.threads), "--clock", options.clock]
+    arguments = ["--threads", str(options.threads), "--clock", options.clock, "--repeats", "2"]
     for row in map(prefix.summary, prefix.prefill(prefix.parse(arguments), folder)):
         detail = f"{1e3 * row['seconds']:.0f} against {1e3 * row['seconds_against']:.0f} ms"
         yield Row(row["what"], row["against"], row["speed_ratio"], bar=row["least"] or None, detail=detail)

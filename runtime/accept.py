@@ -27,7 +27,7 @@ class Request(Protocol):
     def advance(self, token: int, row: int) -> None:
         """Note that `token` is processed, as row `row` of the target's last batch: `position` grows by one."""
 
-    def choose(self, draft: Draft | None) -> int:
+    def choose(self, draft: Draft | None = None) -> int:
         """The target's token after the row last advanced over, where `draft` was proposed; once per row at most."""
 
 

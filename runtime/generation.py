@@ -27,7 +27,8 @@ def generation(
     llama._adopt()
     llama._session.pin(request.fixes_depth)
     pending = _reuse(llama, list(tokens)) if reset else list(tokens)
-    if not pending and (llama.n_tokens == 0 or llama._requires_eval):
+    present = not llama._requires_eval and llama._session.holds(llama.n_tokens)
+    if not pending and (llama.n_tokens == 0 or not present):
         pending = _last_again(llama)
     while True:
         pending = yield from _continue(llama, pending, request, criteria)
@@ -42,8 +43,9 @@ def _reuse(llama: Any, tokens: list[int]) -> list[int]:
     session.settle()
     whole = shared == len(tokens)
     covered = session.injection.reached == shared or not session.injecting
-    if whole and covered and shared == llama.n_tokens > 0 and not llama._requires_eval:
+    if whole and covered and shared == llama.n_tokens > 0 and not llama._requires_eval and session.holds(shared):
         return []
+    llama.n_tokens = 0  # until it is known: should an interrupt come, nothing is taken for granted
     kept = session.reuse(shared - whole) if shared > whole else 0
     if kept <= 0:
         llama.reset()
@@ -57,7 +59,7 @@ def _stops(llama: Any, request: Request, criteria: Criteria) -> bool:
     logits = request.logits()
     if not llama._logits_all:  # `Llama` asks the criteria once more at the end, with this row
         llama.scores[0] = logits
-    return criteria(llama._input_ids, logits)
+    return bool(llama._turns.call(criteria, llama._input_ids, logits))
 
 
 def _shared_length(known: IntArray, tokens: list[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dflash2 import native  # first: it may choose the library that llama_cpp loads at import
-from dflash2.errors import ContextLimitError, Dflash2Error, NativeError, UnsupportedCallError
+from dflash2.errors import ContextLimitError, NativeError, UnsupportedCallError
 from dflash2.runtime.detokenize import Detokenizer
 from dflash2.runtime.generation import generation
 from dflash2.runtime.request import Request
@@ -39,6 +39,7 @@ class LlamaCalls(Llama):
     input_ids: native.IntArray
     scores: native.FloatArray | KeptScores
     _logits_all: bool
+    _requires_eval: bool
     _session: Session
     _sampling: Sampling
     _turns: Turns
@@ -53,7 +54,7 @@ class LlamaCalls(Llama):
         with self._turns.hold(supersede=True):
             self._break_off()
             self._adopt()
-            self._eval(np.asarray(tokens, dtype=np.int32))
+            self._eval(_as_tokens(tokens))
 
     def _eval(self, tokens: native.IntArray) -> None:
         start = self.n_tokens
@@ -61,6 +62,7 @@ class LlamaCalls(Llama):
         if stop > self._session.n_ctx:
             raise ContextLimitError(f"{stop} tokens do not fit the context of {self._session.n_ctx}; raise n_ctx.")
         begun = perf_counter()
+        self._requires_eval = self._requires_eval or len(tokens) > 0
         first = self.scores.first if isinstance(self.scores, KeptScores) else 0
         several = self._logits_all and stop - max(first, start) > 1
         for end in self._session.evaluate(tokens, start, all_logits=several):
@@ -80,15 +82,14 @@ class LlamaCalls(Llama):
             self._requires_eval = not self._session.adopt(self.n_tokens)
 
     def _break_off(self) -> None:
-        """Bring both memories to where the caller is, in the middle of a block; the generation alive goes on."""
-        if self._drafted is None:
-            return
-        try:
+        """Bring both memories to where the caller is, in the middle of a block; the generation alive goes on.
+
+        Raises Dflash2Error within a callback.
+        """
+        self._turns.refuse_callbacks()
+        if self._drafted is not None:
             self._drafted.close()
-        except ValueError as error:  # it is running: we are called from a callback
-            raise Dflash2Error(
-                "this cannot be done within a callback of a generation; do it between tokens."
-            ) from error
+        self._session.recover(self.n_tokens)
 
     def reset(self) -> None:
         """Forget everything that was evaluated."""
@@ -114,6 +115,7 @@ class LlamaCalls(Llama):
         """Free both models; harmless when construction failed."""
         if hasattr(self, "_stack"):
             with self._turns.hold(supersede=True):
+                self._turns.refuse_callbacks()
                 super().close()
                 closed: Any = _Closed()
                 self._model = self._ctx = self._batch = self.tokenizer_ = self._detokenizer = closed
@@ -124,6 +126,7 @@ class LlamaCalls(Llama):
         Raises SamplingError if no token may be chosen, and NativeError if the row was not computed.
         """
         with self._turns.hold(supersede=False):
+            self._turns.refuse_callbacks()
             if not self._turns.inside():
                 self._break_off()
                 self._adopt()
@@ -248,6 +251,7 @@ class LlamaCalls(Llama):
     def _generate(
         self, tokens: Sequence[int], reset: bool, criteria: StoppingCriteriaList | None, **sampling: Any
     ) -> Generator[int, Sequence[int] | None, None]:
+        self._turns.refuse_callbacks()
         self._sampler = self._init_sampler(**sampling)
         penalties = any(sampling[name] != value for name, value in _NEUTRAL.items())
         greedy = sampling["temp"] == 0.0 and not penalties
@@ -255,7 +259,15 @@ class LlamaCalls(Llama):
         rule = None if greedy else self._sampling.rule(self._sampler, self._n_vocab, self._seed, sampling["temp"])
         if isinstance(self.scores, KeptScores):
             self.scores.begin(len(tokens))
-        yield from generation(self, tokens, Request(self, rule), reset=reset, criteria=criteria)
+        request = Request(self, rule, calls_user=bool(sampling["logits_processor"]))
+        yield from generation(self, tokens, request, reset=reset, criteria=criteria)
+
+
+def _as_tokens(tokens: Sequence[int]) -> native.IntArray:
+    try:
+        return np.asarray(tokens, dtype=np.int32)
+    except OverflowError as error:
+        raise NativeError(f"token ids must fit 32 bits: {error}.") from error
 
 
 class _Closed:

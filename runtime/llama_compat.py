@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ class DFlashLlama(LlamaCalls):
                 raise Dflash2Error(f"{name} cannot be combined with a drafter. {reason}")
         self._turns = Turns()
         self._drafted = None
+        self._on_cycle: Callable[[CycleRecord], None] | None = None
         spec = read_pair(Path(model_path), Path(drafter_path))
         self._sampling = Sampling(verify)
         native.require_symbols()
@@ -103,7 +105,7 @@ class DFlashLlama(LlamaCalls):
         most = self._default_depth(spec, llama_kwargs) if depth in (None, "auto") else depth
         if type(most) is not int:
             raise Dflash2Error(f'depth must be "auto", None or a whole number, got {depth!r}.')
-        if draft_block is not None and not 2 <= draft_block <= spec.block_size:
+        if draft_block is not None and (type(draft_block) is not int or not 2 <= draft_block <= spec.block_size):
             raise Dflash2Error(f"draft_block must lie in 2..{spec.block_size} for this drafter, got {draft_block!r}.")
         check_ubatch(llama_kwargs, most, snapshots=spec.target_keeps_snapshots)
         self._n_rs_seq = max(most, 0) if spec.target_keeps_snapshots else 0
@@ -198,10 +200,13 @@ class DFlashLlama(LlamaCalls):
         local, cache = (None if folder is None else Path(folder) for folder in (local_dir, cache_dir))
         folders = HubFolders(local, cache)
         drafter_path = kwargs.pop("drafter_path", None)
+        target, *others = fetch_files(repo_id, [filename, *(additional_files or ())], folders)
         if drafter_path is None:
-            (drafter_path,) = fetch_files(drafter_repo_id or repo_id, [drafter_filename], folders)
-        target_path, *_ = fetch_files(repo_id, [filename, *(additional_files or ())], folders)
-        return cls(target_path, drafter_path, **kwargs)
+            shared = drafter_repo_id in (None, repo_id) or local is not None
+            besides = [file.name for file in (target, *others)] if shared else []
+            (drafter,) = fetch_files(drafter_repo_id or repo_id, [drafter_filename], folders, besides=besides)
+            drafter_path = drafter.path
+        return cls(target.path, drafter_path, **kwargs)
 
     @staticmethod
     def _default_depth(spec: DrafterSpec, llama_kwargs: dict[str, Any]) -> int:
@@ -267,11 +272,12 @@ class DFlashLlama(LlamaCalls):
     @property
     def on_cycle(self) -> Callable[[CycleRecord], None] | None:
         """Called after every cycle, if set."""
-        return self._session.on_cycle
+        return self._on_cycle
 
     @on_cycle.setter
     def on_cycle(self, callback: Callable[[CycleRecord], None] | None) -> None:
-        self._session.on_cycle = callback
+        self._on_cycle = callback
+        self._session.on_cycle = None if callback is None else partial(self._turns.call, callback)
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments that make an equal object: models are loaded again, memories start empty."""

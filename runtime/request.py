@@ -8,6 +8,7 @@ from dflash2.native import FloatArray, IntArray
 from dflash2.runtime.sampling import Rule
 from dflash2.runtime.select import Chance, Draft
 from dflash2.runtime.session import Session
+from dflash2.runtime.turns import Turns
 
 _LAST_ROW = -1
 
@@ -20,6 +21,7 @@ class Host(Protocol):
     scores: FloatArray
     _logits_all: bool
     _session: Session
+    _turns: Turns
 
 
 class Request:
@@ -31,9 +33,11 @@ class Request:
         fixes_depth: whether a seed was given whose text depends on the depth, which must then stay as it is.
     """
 
-    def __init__(self, host: Any, rule: Rule | None) -> None:
+    def __init__(self, host: Any, rule: Rule | None, *, calls_user: bool = False) -> None:
+        """`calls_user`: whether the rule runs the user's own logits processors."""
         self._host: Host = host
         self._rule = rule
+        self._calls_user = calls_user
         self._row = _LAST_ROW
         self.greedy = rule is None
         self.chance: Chance | None = None if rule is None else rule.chance
@@ -61,6 +65,8 @@ class Request:
         """The target's token after the row last advanced over. Raises SamplingError if none may be chosen."""
         if self._rule is None:
             return int(self.logits().argmax())
+        if self._calls_user:
+            return self._host._turns.call(self._rule.choose, self.logits(), self.position, draft)
         return self._rule.choose(self.logits(), self.position, draft)
 
     def logits(self) -> FloatArray:

@@ -64,6 +64,7 @@ class Session:
         self.block: IntArray = np.zeros(spec.block_size, np.int32)
         self._surplus = 0
         self._tapped = False
+        self._midway = False  # within a cycle or a prompt: the memories are only right when it is finished
         quantised = not {attention.type_k, attention.type_v} <= {None, 0, _F16, _BF16}
         self.planner = Planner(target, spec, auto_disable=auto_disable, quantised_cache=quantised)
         self.checkpoints = Checkpoints(checkpoints or CheckpointLimits())
@@ -137,6 +138,7 @@ class Session:
         room = self.n_ctx - position - 1
         if room < 0:
             raise ContextLimitError(f"the context of {self.n_ctx} tokens is full; raise n_ctx or shorten the prompt.")
+        self._midway = True
         step = self.planner.plan()
         self._tap_as_planned()
         if step.depth > room:
@@ -149,9 +151,12 @@ class Session:
         Logits are kept for the last row of each batch, or for all. Raises NativeError if the target's memory
         cannot be cut to `start`.
         """
+        if len(tokens):
+            self.target.check_tokens(tokens)
         self.settle()
         if not self.rewind(start):
             raise NativeError(f"the target's memory cannot step back to position {start}; call reset() first.")
+        self._midway = True
         stop = start + len(tokens)
         if stop - start >= _LEAST_PROMPT:
             self.planner.offer_prompt(stop - start)
@@ -161,6 +166,7 @@ class Session:
         for position, end in _batches(start, stop, self.target.n_batch, marks):
             self.length = end
             self._surplus = 0
+            self.target.drop_rows()  # even if the batch is never decoded: those there belong to another position
             batch = tokens[position - start : end - start]
             self.target.decode_tokens(batch, position, Outputs.ALL if all_logits else Outputs.LAST)
             if begin is not None and begin < end:
@@ -169,6 +175,7 @@ class Session:
             if end in marks:
                 self._checkpoint()
             yield end
+        self._midway = False
 
     def _begin_injection(self, start: int, end: int) -> int:
         """First position worth injecting of start..end; only the last window of a windowed drafter is ever read.
@@ -286,6 +293,20 @@ class Session:
         """The target's state before a verify pass, if it keeps no snapshots to step back by; else None."""
         return self.target.save_part() if self.target.snapshots == 0 else None
 
+    def recover(self, length: int) -> None:
+        """Make good what an exception in a cycle or prompt left behind; the caller knows `length` positions."""
+        if self._midway:
+            self._midway = False
+            self.injection.drop()
+            self.injection.cut(length)
+            self.target.drop_rows()
+            self._surplus = 0
+            self.rewind(length)  # else later: the next evaluation says so
+
+    def holds(self, length: int) -> bool:
+        """Whether the target is at `length` positions, the logits of the last one included."""
+        return self.length == length and self.target.has_logits
+
     def settle(self) -> None:
         """Inject what the last cycle accepted, while the target still holds its features."""
         self.inject(now=True)
@@ -313,6 +334,7 @@ class Session:
             self.length = position + kept
         self.injection.accepted(kept, position)
         self._surplus = surplus
+        self._midway = False
         times = self.recorder.cycle(len(block) - 1, accepted)
         if self.on_cycle is not None:
             self.on_cycle(record_of(position, block, accepted))
@@ -323,11 +345,13 @@ class Session:
         """Close a cycle without drafts: its only row stays."""
         self.injection.accepted(1, position)
         self._surplus = 0
+        self._midway = False
         self.planner.learn(0, 0, self.recorder.cycle(0, 0))
 
     def coasts(self, position: int) -> bool:
         """Whether the token behind a plain one at `position` is plain too, without a plan."""
-        return position < self.n_ctx and self.planner.coasts()
+        self._midway = position < self.n_ctx and self.planner.coasts()
+        return self._midway
 
 
 def _batches(start: int, stop: int, most: int, marks: tuple[int, ...]) -> Iterator[tuple[int, int]]:

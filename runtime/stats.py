@@ -120,7 +120,7 @@ class Recorder:
         drafted_at = np.zeros(self._block_size - 1, np.int64)
         accepted_at = np.zeros(self._block_size - 1, np.int64)
         at_depth = np.zeros(self._block_size, np.int64)
-        for (drafted, accepted), cycles in self._counts.items():
+        for (drafted, accepted), cycles in list(self._counts.items()):  # at once: another thread may be counting
             drafted_at[:drafted] += cycles
             accepted_at[:accepted] += cycles
             at_depth[drafted] += cycles

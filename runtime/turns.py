@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from inspect import GEN_RUNNING, getgeneratorstate
 from threading import RLock, get_ident
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from dflash2.errors import Dflash2Error
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Turns:
@@ -24,11 +25,25 @@ class Turns:
         self._lock = RLock()
         self._live: Generator[Any, Any, Any] | None = None
         self._stepping: int | None = None
+        self._calling = False
         self.superseded = 0  # calls that came from outside a step and took the memories over
 
     def inside(self) -> bool:
         """Whether this thread is in the middle of a step: what it calls is part of that step."""
         return self._stepping == get_ident()
+
+    def call(self, callback: Callable[..., Result], *arguments: Any) -> Result:
+        """Call the user's code in the middle of a step; what it may not do is refused by `refuse_callbacks`."""
+        self._calling = True
+        try:
+            return callback(*arguments)
+        finally:
+            self._calling = False
+
+    def refuse_callbacks(self) -> None:
+        """Raise Dflash2Error if the caller is a callback of a step: half of what it would touch is in flux."""
+        if self._calling and self.inside():
+            raise Dflash2Error("this cannot be done within a callback of a generation; do it between tokens.")
 
     @contextmanager
     def hold(self, *, supersede: bool) -> Iterator[None]:

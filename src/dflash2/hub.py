@@ -101,17 +101,21 @@ def resolve_target(
     return _resolve(spec, _target_files, revision, offline, progress)
 
 
-def fetch_files(repo_id: str, patterns: Sequence[str], folders: HubFolders = HubFolders()) -> list[Path]:
+def fetch_files(
+    repo_id: str, patterns: Sequence[str], folders: HubFolders = HubFolders(), *, besides: Sequence[str] = ()
+) -> list[HubFile]:
     """The one file of `repo_id` that fits each of `patterns` (names, or those of `fnmatch`), downloaded at one commit.
 
+    Files named in `besides` are left out of account, but where one is asked for by its name.
     With HF_HUB_OFFLINE=1 they are taken from the cache. Raises PretrainedError if a pattern fits no file or several,
     else HubError.
     """
-    if not is_repo_id(repo_id):
+    if not isinstance(repo_id, str) or not is_repo_id(repo_id):
         raise HubError(f"{repo_id!r} is no Hub id; give one such as org/name.")
 
     def choose(names: Sequence[str]) -> list[str]:
-        return [_only(repo_id, names, pattern) for pattern in patterns]
+        others = [name for name in names if name not in besides]
+        return [pattern if pattern in names else _only(repo_id, others, pattern) for pattern in patterns]
 
     from huggingface_hub import constants, snapshot_download
 
@@ -120,8 +124,8 @@ def fetch_files(repo_id: str, patterns: Sequence[str], folders: HubFolders = Hub
             cached = folders.local_dir or Path(
                 snapshot_download(repo_id, cache_dir=folders.cache_dir, local_files_only=True)
             )
-            return [cached / name for name in choose(_names_below(cached))]
-        return [file.path for file in _download_files(repo_id, choose, None, _no_progress, folders)[1]]
+            return [HubFile(name, cached / name) for name in choose(_names_below(cached))]
+        return _download_files(repo_id, choose, None, _no_progress, folders)[1]
 
 
 def _only(repo_id: str, names: Sequence[str], pattern: str) -> str:

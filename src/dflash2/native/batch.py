@@ -50,7 +50,7 @@ class Batch:
         """A batch of `tokens` [n] at positions `start`...; valid until the next one."""
         n = len(tokens)
         self._tokens[:n] = tokens
-        self._positions[:n] = range(start, start + n)
+        self._positions[:n] = [*range(start, start + n)]
         if outputs is Outputs.LAST:
             last = self._flags[outputs]
             last[: n - 1] = 0

@@ -83,6 +83,7 @@ class Context:
         if self._owned and self._pointer:
             llama()[0].llama_free(self._pointer)
         self._pointer = None
+        self.drop_rows()
         self._decode = self._seq_rm = self._get_logits = _closed
         self._views.clear()
 
@@ -115,11 +116,15 @@ class Context:
         """Evaluate `tokens` [n] at positions `start`...; raises NativeError, then memory is as `truncate` leaves it."""
         n = len(tokens)
         self._check_rows(n)
-        ends = tokens.tolist() if n <= _FEW else (tokens.min(), tokens.max())
-        if min(ends) < 0 or max(ends) >= self.n_vocab:
-            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {min(ends)}..{max(ends)}.")
+        self.check_tokens(tokens)
         self._run(self._batch.of_tokens(tokens, start, outputs), start, n)
         self._outputs = n if outputs is Outputs.ALL else int(outputs is Outputs.LAST)
+
+    def check_tokens(self, tokens: IntArray) -> None:
+        """Raise NativeError unless all `tokens` [n], n > 0, are in the vocabulary."""
+        ends = tokens.tolist() if len(tokens) <= _FEW else (tokens.min(), tokens.max())
+        if min(ends) < 0 or max(ends) >= self.n_vocab:
+            raise NativeError(f"token ids must lie in 0..{self.n_vocab - 1}, got {min(ends)}..{max(ends)}.")
 
     def decode_features(self, features: FloatArray, start: int) -> None:
         """Inject `features` [n, feature_width] at positions `start`...; raises NativeError."""
@@ -136,7 +141,7 @@ class Context:
             raise NativeError(f"a batch of {n} rows does not fit: this context takes 1 to {limit}; raise n_batch.")
 
     def _run(self, batch: Any, start: int, n: int) -> None:
-        self._rows = self._outputs = self._tapped_rows = 0
+        self.drop_rows()
         status = self._decode(self._pointer, batch)
         if status != 0:
             reason = {1: "its memory is full", 2: "it was aborted", -1: "the batch is invalid"}.get(status, "it failed")
@@ -159,13 +164,24 @@ class Context:
         """Note that someone else changed this context's memory: nothing of the last decode holds any more."""
         if self._pointer is None:
             _closed()
-        self._rows = self._tapped_rows = self._outputs = 0
+        self.drop_rows()
         end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
         self._last = (end, end)
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether `logits` returns anything."""
+        return self._outputs > 0
+
+    def drop_rows(self) -> None:
+        """Forget what the last decode computed: it is not certain any more what its rows stand for."""
+        self._rows = self._outputs = self._tapped_rows = 0
 
     def logits(self) -> FloatArray:
         """View [rows marked as outputs, n_vocab] of the last decode, in batch order."""
         if self._outputs == 0:
+            if self._pointer is None:
+                _closed()
             raise NativeError("the last batch computed no logits.")
         return self._view(ctypes.addressof(self._get_logits(self._pointer).contents), self._outputs, self.n_vocab)
 
@@ -264,7 +280,7 @@ class Context:
         if self._pointer is None:
             _closed()
         state = np.frombuffer(saved, np.uint8)
-        self._rows = self._outputs = self._tapped_rows = 0
+        self.drop_rows()
         if not llama()[0].llama_state_seq_set_data_ext(self._pointer, _bytes_of(state), state.size, SEQUENCE, flags):
             raise NativeError("the saved state does not fit this context; use the same model and n_ctx.")
         end = self._position(llama()[0].llama_memory_seq_pos_max) + 1
