@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +80,7 @@ class LlamaServer:
             "timings_per_token": True,
         }
         counters, tokens, stop_type = [(0, 0)], [], ""
-        for event in self._stream("/completion", request):
+        for event in self.stream("/completion", request):
             tokens += event["tokens"]
             timings = event["timings"]
             counters.append((timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)))
@@ -103,7 +104,8 @@ class LlamaServer:
         body = json.dumps(request).encode()
         return urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=300)
 
-    def _stream(self, path: str, request: dict):
+    def stream(self, path: str, request: dict) -> Iterator[dict]:
+        """The events that `request`, which asks for a stream, is answered with, as they come."""
         with self._open(path, request) as response:
             for line in response:
                 if line.startswith(b"data: "):
