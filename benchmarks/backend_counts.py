@@ -1,4 +1,4 @@
-"""What a program asks its backends for, counted from outside (backend_counts.c); on Linux, where a library can be preloaded."""
+"""What a program asks its backends for, counted from outside (backend_counts.c), on Linux."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Counter:
 
 @contextmanager
 def counting(folder: Path, backend: str) -> Iterator[Counter]:
-    """A counter for programs on `backend`, its files in `folder`; one that counts nothing where that is not possible."""
+    """A counter for programs on `backend`, its files in `folder`; where nothing can be preloaded it counts nothing."""
     file, library = folder / "counts", folder / "backend_counts.so"
     if not sys.platform.startswith("linux"):
         yield Counter(None, None, file, backend)

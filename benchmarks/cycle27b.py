@@ -50,7 +50,7 @@ FIRST_TOKEN = 2  # ids below it are special
 
 @dataclass(frozen=True)
 class Run:
-    """One answer from its first token to its last: tokens, cycles, milliseconds, and what the backends were asked for."""
+    """One answer after its first token: tokens, cycles, milliseconds, and what the backends were asked for."""
 
     tokens: int
     cycles: int
@@ -185,18 +185,22 @@ def answered(server: LlamaServer, prompt: list[int], tokens: int, seed: int, cou
     return Run(made, made - accepted, end["predicted_ms"] - begin["predicted_ms"], counter.between(before, after))
 
 
-def measured(options: Namespace, pair: tuple[Path, Path], program: Path, width: int, cache_type: str) -> dict[int, Cost]:
+def measured(options: Namespace, pair: tuple[Path, Path], side: str, width: int, cache_type: str) -> dict[int, Cost]:
     """Costs by depth of one build, from one server."""
     random = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as name, counting(Path(name), options.backend) as counter:
-        given = arguments(options, pair, width, cache_type)
-        with LlamaServer(program, given, Path(name) / "log", counter.environment) as server:
-            prompts = {n: random.integers(FIRST_TOKEN, options.vocabulary, n).tolist() for n in options.depths}
-            answered(server, prompts[min(options.depths)][:64], min(options.tokens, 64), 0, counter)
-            return {
-                depth: Cost.of([answered(server, prompt, options.tokens, 1 + n, counter) for n in range(options.repeats)])
-                for depth, prompt in prompts.items()
-            }
+    given = arguments(options, pair, width, cache_type)
+    prompts = [random.integers(FIRST_TOKEN, options.vocabulary, depth).tolist() for depth in options.depths]
+    costs = {}
+    with (
+        tempfile.TemporaryDirectory() as name,
+        counting(Path(name), options.backend) as counter,
+        LlamaServer(getattr(options, side), given, Path(name) / "log", counter.environment) as server,
+    ):
+        answered(server, min(prompts, key=len)[:64], min(options.tokens, 64), 0, counter)  # warms up
+        for depth, prompt in zip(options.depths, prompts, strict=True):
+            runs = [answered(server, prompt, options.tokens, 1 + n, counter) for n in range(options.repeats)]
+            costs[depth] = Cost.of(runs)
+    return costs
 
 
 def cycles(options: Namespace, pair: tuple[Path, Path]) -> Iterator[list[Row]]:
@@ -204,7 +208,7 @@ def cycles(options: Namespace, pair: tuple[Path, Path]) -> Iterator[list[Row]]:
     for cache_type in options.cache_types:
         alone: dict[str, dict[int, Cost]] = {}
         for width in sorted({1, *options.widths}):
-            costs = {side: measured(options, pair, getattr(options, side), width, cache_type) for side in SIDES}
+            costs = {side: measured(options, pair, side, width, cache_type) for side in SIDES}
             alone = alone or costs
             yield [
                 Row(
@@ -220,7 +224,8 @@ def cycles(options: Namespace, pair: tuple[Path, Path]) -> Iterator[list[Row]]:
 
 def bars(rows: Sequence[Row], times: Operators | None, card: str, backend: str) -> list[Bar]:
     """What the issue asks, of the widest block in the first depth with the first cache type; of GPUs only."""
-    widest = max((row for row in rows if row.depth == rows[0].depth and row.cache_type == rows[0].cache_type), key=width_of)
+    first = [row for row in rows if (row.depth, row.cache_type) == (rows[0].depth, rows[0].cache_type)]
+    widest = max(first, key=lambda row: row.width)
     gpu = backend != "cpu"
     asked = [
         Bar(f"c({widest.width}), patched", widest.cost_patched, MOST_C8, True, gpu and "H200" in card),
@@ -230,11 +235,8 @@ def bars(rows: Sequence[Row], times: Operators | None, card: str, backend: str) 
         share = times.patched_us / (1e3 * widest.patched.cycle_ms)
         asked.append(Bar("convolutions and selector, share of a cycle", share, MOST_SHARE, True, gpu))
         asked.append(Bar("top-k against stock", times.top_k_gain, LEAST_TOP_K, asked=gpu))
+        asked.append(Bar("runs of every fused kernel", times.kernel_runs, 1, asked=backend in ("cpu", "cuda")))
     return asked
-
-
-def width_of(row: Row) -> int:
-    return row.width
 
 
 def card_of(program: Path) -> str:
@@ -267,8 +269,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def rendered(options: Namespace, card: str, rows: Sequence[Row], times: Operators | None, asked: Sequence[Bar]) -> dict:
+    machine = {"card": card, "system": platform.platform(), "threads": options.threads, "backend": options.backend}
     return {
-        "machine": {"card": card, "system": platform.platform(), "threads": options.threads, "backend": options.backend},
+        "machine": machine,
         "geometry": asdict(geometry(options)),
         "accepted_length": options.accepted_length,
         "tokens": options.tokens,
@@ -288,23 +291,24 @@ def geometry(options: Namespace) -> Geometry:
 def parse(argv: list[str] | None) -> Namespace:
     full = Geometry()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="cuda", choices=("cpu", "cuda", "hip", "vulkan", "metal"))
-    parser.add_argument("--stock", type=Path, help="the stock llama-server (default: built from the pin)")
-    parser.add_argument("--patched", type=Path, help="the patched one (default: built from the pin)")
-    parser.add_argument("--layers", type=int, default=full.layers, help="of the target (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=full.width, help="hidden size (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=full.vocabulary, help="tokens (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="where the models are kept (default: the cache)")
-    parser.add_argument("--widths", type=numbers, default=[*range(1, BLOCK + 1)], help="of verification (default: 1 to 8)")
-    parser.add_argument("--depths", type=numbers, default=[1024, 32768, 65536], help="tokens before the answer")
-    parser.add_argument("--cache-types", type=lambda text: text.split(","), default=["f16", "q8_0"], help="of the target's KV")
-    parser.add_argument("--accepted-length", type=float, default=5.0, help="L at the widest block (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="per answer (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=1, help="answers per setting (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--no-operators", action="store_true", help="leave out the operator timings, which need a compiler")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers as JSON")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    add, shown = parser.add_argument, "(default: %(default)s)"
+    add("--backend", default="cuda", choices=("cpu", "cuda", "hip", "vulkan", "metal"), help=shown)
+    add("--stock", type=Path, help="the stock llama-server (default: built from the pin)")
+    add("--patched", type=Path, help="the patched one (default: built from the pin)")
+    add("--layers", type=int, default=full.layers, help=f"of the target {shown}")
+    add("--width", type=int, default=full.width, help=f"hidden size {shown}")
+    add("--vocabulary", type=int, default=full.vocabulary, help=f"tokens {shown}")
+    add("--folder", type=Path, help="where the models are kept (default: the cache)")
+    add("--widths", type=numbers, default="1,2,3,4,5,6,7,8", help=f"of verification {shown}")
+    add("--depths", type=numbers, default="1024,32768,65536", help=f"tokens before the answer {shown}")
+    add("--cache-types", type=lambda text: text.split(","), default="f16,q8_0", help=f"of the target's KV {shown}")
+    add("--accepted-length", type=float, default=5.0, help=f"L at the widest block {shown}")
+    add("--tokens", type=int, default=256, help=f"per answer {shown}")
+    add("--repeats", type=int, default=1, help=f"answers per setting {shown}")
+    add("--threads", type=int, default=os.cpu_count() or 1, help=shown)
+    add("--no-operators", action="store_true", help="leave out the operator timings, which need a compiler")
+    add("--json", type=Path, metavar="FILE", help="also write the numbers as JSON, after every width")
+    add("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(argv)
     if not set(options.widths) <= set(range(1, BLOCK + 1)):
         parser.error(f"--widths: numbers from 1 to {BLOCK}")

@@ -1,4 +1,4 @@
-"""The convolution, the top-k and the selector of one draft pass, timed on a device of either build (patches_ops.cpp)."""
+"""The convolution, the top-k and the selector of a draft pass, timed on a device of either build (patches_ops.cpp)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from dflash2.patches import source
 
 SOURCE = Path(__file__).with_name("patches_ops.cpp")
 N_CONV = 20  # of a draft pass: two sublayers, in and out, in five layers
+# Kernels of ours whose runs the backend counts.
+FUSED = {"cpu": ("conv", "top_k"), "cuda": ("conv", "top_k", "selector"), "hip": (), "vulkan": (), "metal": ()}
 DEVICES = {"cpu": "CPU", "cuda": "CUDA0", "hip": "ROCm0", "vulkan": "Vulkan0", "metal": "MTL0"}
 
 
 @dataclass(frozen=True)
 class Operators:
-    """Microseconds of one operation, medians of rounds in turns; the selector's, top-k included, of the patched build."""
+    """Microseconds of one operation, medians of rounds in turns; the selector's with its top-k, patched build only."""
 
     stock_conv: float
     patched_conv: float
     stock_top_k: float
     patched_top_k: float
     patched_selector: float
+    # The fewest runs of any fused kernel in the patched build; 0 if one of them was not used.
+    kernel_runs: int
 
     @property
     def patched_us(self) -> float:
@@ -52,7 +56,9 @@ class Operators:
         return shown
 
 
-def operators(stock: Path, patched: Path, backend: str, *, threads: int, rounds: int = 5, repeats: int = 30) -> Operators:
+def operators(
+    stock: Path, patched: Path, backend: str, *, threads: int, rounds: int = 5, repeats: int = 30
+) -> Operators:
     """Times of the builds whose libraries lie in the folders `stock` and `patched`; needs a C++ compiler."""
     with tempfile.TemporaryDirectory() as folder:
         program = _compiled(Path(folder), patched)
@@ -66,7 +72,9 @@ def operators(stock: Path, patched: Path, backend: str, *, threads: int, rounds:
                 taken[graph].append(json.loads(done.stdout))
     times = {(graph, name): median(each[name] for each in taken[graph]) for graph in taken for name in taken[graph][0]}
     return Operators(
-        *(times[graph, name] for name in ("conv", "top_k") for graph in ("stock", "lean")), times["lean", "selector"]
+        *(times[graph, name] for name in ("conv", "top_k") for graph in ("stock", "lean")),
+        patched_selector=times["lean", "selector"],
+        kernel_runs=min((int(each[f"{name}_runs"]) for each in taken["lean"] for name in FUSED[backend]), default=0),
     )
 
 

@@ -117,10 +117,11 @@ def _write_target(g: Geometry, path: Path) -> None:
     writer.add_ssm_inner_size(3 * g.key_groups * _STATE)
     writer.add_uint32("qwen35.full_attention_interval", 4)
     _add_tokenizer(writer, g.vocabulary)
-    _write(writer, [*_target_tensors(g)])
+    _write(writer, [*target_tensors(g)])
 
 
-def _target_tensors(g: Geometry) -> Iterator[Tensor]:
+def target_tensors(g: Geometry) -> Iterator[Tensor]:
+    """Of the qwen35 model, types as in a Q4_K_M file."""
     yield Tensor("token_embd.weight", (g.vocabulary, g.width), Q4_K)
     yield Tensor("output.weight", (g.vocabulary, g.width), Q6_K)
     yield Tensor("output_norm.weight", (g.width,))
@@ -172,10 +173,11 @@ def _write_drafter(g: Geometry, path: Path) -> None:
     for key, value in {**sizes, "selector_rank": _RANK, "selector_top_k": _TOP_K}.items():
         writer.add_uint32(f"dflash.{key}", value)
     _add_tokenizer(writer, g.vocabulary)
-    _write(writer, [*_drafter_tensors(g)])
+    _write(writer, [*drafter_tensors(g)])
 
 
-def _drafter_tensors(g: Geometry) -> Iterator[Tensor]:
+def drafter_tensors(g: Geometry) -> Iterator[Tensor]:
+    """Of the DFlash 2 drafter, types as in a Q4_K_M file."""
     query, key = 4 * g.draft_kv_heads * _DRAFT_HEAD_DIM, g.draft_kv_heads * _DRAFT_HEAD_DIM
     yield Tensor("fc.weight", (g.width, len(g.taps) * g.width), Q4_K)
     yield Tensor("enc.output_norm.weight", (g.width,))
