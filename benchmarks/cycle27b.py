@@ -46,6 +46,7 @@ MOST_SHARE = 0.013  # of a cycle, for the convolutions and the selector
 LEAST_TOP_K = 5.0  # times as fast as stock
 SIDES = ("stock", "patched")
 FIRST_TOKEN = 2  # ids below it are special
+START_SECONDS = 900  # for 17 GB from a slow disk
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def measured(options: Namespace, pair: tuple[Path, Path], side: str, width: int,
     with (
         tempfile.TemporaryDirectory() as name,
         counting(Path(name), options.backend) as counter,
-        LlamaServer(getattr(options, side), given, Path(name) / "log", counter.environment) as server,
+        LlamaServer(getattr(options, side), given, Path(name) / "log", counter.environment, START_SECONDS) as server,
     ):
         answered(server, min(prompts, key=len)[:64], min(options.tokens, 64), 0, counter)  # warms up
         for depth, prompt in zip(options.depths, prompts, strict=True):

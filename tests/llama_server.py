@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 _LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
-_START_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,16 @@ class Completion:
 class LlamaServer:
     """Starts the program with `arguments` on a free loopback port, waits until it listens, and stops it on exit."""
 
-    def __init__(self, program: Path, arguments: list[str], log: Path, environment: dict[str, str] | None = None):
-        """`environment`: variables set besides those of this process."""
+    def __init__(
+        self,
+        program: Path,
+        arguments: list[str],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        start_seconds: float = 120,
+    ):
+        """`environment`: variables set besides those of this process; `start_seconds`: after which it is given up."""
+        self._start_seconds = start_seconds
         self._environment = {**os.environ, **(environment or {})}
         self.command = [str(program), "--host", "127.0.0.1", "--port", "0", "--offline", "--no-ui", *arguments]
         self.log = log
@@ -43,7 +50,7 @@ class LlamaServer:
             errors="replace",
             env=self._environment,
         )
-        watchdog = threading.Timer(_START_SECONDS, self._process.kill)
+        watchdog = threading.Timer(self._start_seconds, self._process.kill)
         watchdog.start()
         url = self._read_until_listening()
         watchdog.cancel()
