@@ -257,7 +257,8 @@ def _blocks(t: Tensor, random: np.random.Generator) -> np.ndarray:
     """Random blocks, [rows, bytes]: weights around zero that keep the length of a vector, none infinite."""
     per_block, n_bytes = GGML_QUANT_SIZES[t.type]
     count = t.shape[0] * t.shape[1] // per_block
-    blocks = np.frombuffer(bytearray(random.bytes(count * n_bytes)), np.uint8).reshape(count, n_bytes)
+    words = random.integers(0, 2**64, -(-count * n_bytes // 8), np.uint64)
+    blocks = words.view(np.uint8)[: count * n_bytes].reshape(count, n_bytes)
     scale, offset, layout = _SCALES[t.type]
     step = t.shape[-1] ** -0.5 / scale
     # The two halves (d, dmin) or the one (d) are the only floats of a block.
