@@ -70,7 +70,8 @@ def build(
     Args:
         stock: without the patches.
         backend: cpu, cuda, metal, vulkan or hip; the CPU's is always there.
-        targets: of libs (libllama and libggml), server, quantize, rpc (server and client) and tests.
+        targets: of libs (libllama and libggml), server, quantize, rpc (server and client), tests, and measure (the
+            program that `dispatch.measure` runs; not without the patches).
         module: instead of the targets, only the backend as a library that a program of the same base, built with
             GGML_BACKEND_DL or not, loads by GGML_BACKEND_PATH. It holds the backend patches.
         source: a source tree of one of the bases, taken as it is and left so; None for the pinned sdist of `base`.
@@ -82,7 +83,7 @@ def build(
     Options in the environment's CMAKE_ARGS are passed on. Raises PatchError if the patches do not fit the source, and
     BuildError with the last lines of the log, whose full text stays in the build's folder.
     """
-    check_request(backend, targets)
+    check_request(backend, targets, stock)
     request = _request(stock, backend, module, origin(source, base))
     wanted = (MODULE,) if module else tuple(dict.fromkeys(targets))
     folder = request.folder

@@ -62,11 +62,13 @@ TARGETS = {
     # The client is in libggml, which is built for the server too: a libllama that is there already gets it that way.
     "rpc": Target(("ggml-rpc-server",), ("ggml-rpc-server",), {"GGML_RPC": "ON"}),
     "tests": Target(_TEST_PROGRAMS, _TEST_PROGRAMS, {"LLAMA_BUILD_TESTS": "ON"}),
+    # What `dispatch.measure` runs; there is none without the patches.
+    "measure": Target(("dflash2-measure",), ("dflash2-measure",)),
 }
 MODULE = "module"
 
 
-def check_request(backend: str, targets: Sequence[str]) -> None:
+def check_request(backend: str, targets: Sequence[str], stock: bool) -> None:
     """Raise BuildError for a backend or a target that there is not, or that this machine cannot build."""
     if backend not in BACKENDS:
         raise BuildError(f"There is no backend {backend!r}; choose from {', '.join(BACKENDS)}.")
@@ -75,6 +77,8 @@ def check_request(backend: str, targets: Sequence[str]) -> None:
         raise BuildError(
             f"There is no target {', '.join(unknown) or '(none given)'}; choose from {', '.join(TARGETS)}."
         )
+    if stock and "measure" in targets:
+        raise BuildError("A stock llama.cpp has no kernel table to measure; leave out either of the two.")
     if backend == "metal" and sys.platform != "darwin":
         raise BuildError("The backend metal can be built on macOS only.")
 

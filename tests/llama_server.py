@@ -6,12 +6,12 @@ import re
 import subprocess
 import threading
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 _LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
-_START_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,16 @@ class Completion:
 class LlamaServer:
     """Starts the program with `arguments` on a free loopback port, waits until it listens, and stops it on exit."""
 
-    def __init__(self, program: Path, arguments: list[str], log: Path, environment: dict[str, str] | None = None):
-        """`environment`: variables set besides those of this process."""
+    def __init__(
+        self,
+        program: Path,
+        arguments: list[str],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        start_seconds: float = 120,
+    ):
+        """`environment`: variables set besides those of this process; `start_seconds`: after which it is given up."""
+        self._start_seconds = start_seconds
         self._environment = {**os.environ, **(environment or {})}
         self.command = [str(program), "--host", "127.0.0.1", "--port", "0", "--offline", "--no-ui", *arguments]
         self.log = log
@@ -42,7 +50,7 @@ class LlamaServer:
             errors="replace",
             env=self._environment,
         )
-        watchdog = threading.Timer(_START_SECONDS, self._process.kill)
+        watchdog = threading.Timer(self._start_seconds, self._process.kill)
         watchdog.start()
         url = self._read_until_listening()
         watchdog.cancel()
@@ -79,7 +87,7 @@ class LlamaServer:
             "timings_per_token": True,
         }
         counters, tokens, stop_type = [(0, 0)], [], ""
-        for event in self._stream("/completion", request):
+        for event in self.stream("/completion", request):
             tokens += event["tokens"]
             timings = event["timings"]
             counters.append((timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)))
@@ -103,7 +111,8 @@ class LlamaServer:
         body = json.dumps(request).encode()
         return urllib.request.urlopen(urllib.request.Request(self.url + path, data=body), timeout=300)
 
-    def _stream(self, path: str, request: dict):
+    def stream(self, path: str, request: dict) -> Iterator[dict]:
+        """The events that `request`, which asks for a stream, is answered with, as they come."""
         with self._open(path, request) as response:
             for line in response:
                 if line.startswith(b"data: "):

@@ -56,6 +56,13 @@ def test_build_names_what_it_does_not_know(arguments):
     assert arguments[0] in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [[], ["--backend", "cuda", "--stock"], ["--backend", "cuda", "--backend-module"]])
+def test_a_kernel_table_is_measured_for_patched_gpu_builds_only(arguments):
+    result = run("dflash2", "build", "--measure-dispatch", *arguments)
+    assert result.returncode == 2
+    assert "--measure-dispatch needs the patches and a --backend cuda, hip or metal." in " ".join(result.stderr.split())
+
+
 def test_doctor_says_which_library_is_used_and_why():
     result = run("dflash2", "doctor")
     assert result.returncode == 0, result.stderr

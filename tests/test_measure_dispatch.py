@@ -6,7 +6,10 @@ import pytest
 from host_programs import compile_program
 from test_dispatch_table import DISPATCH
 
+from dflash2.builds import Build
+from dflash2.commands.patches import measure_table
 from dflash2.errors import BuildError
+from dflash2.patches import build
 from dflash2.patches.dispatch import PROGRAM, Entry, Timing, choose, measure, table_path
 
 
@@ -95,3 +98,25 @@ def test_the_table_has_the_devices_number_and_the_times_behind_each_entry(tmp_pa
     assert "# q4_K: 100/120 150/120 200/120 250/120 300/120 350/120 400/120\n" in text
     assert text.startswith("# NVIDIA GeForce RTX 3090: ")
     assert [path.name for path in table_path().parent.iterdir()] == ["table.txt"]
+
+
+def test_the_program_is_a_target_of_the_patched_build(tmp_path):
+    made = build(targets=("measure",))
+    options = ["--device", "CPU", "--size", "256x64", "--types", "q4_0", "--milliseconds", "0.2"]
+    measured = measure(made.libraries, "cuda", tmp_path / "table.txt", options=options)
+    assert [timing.rows for timing in measured.timings] == [*range(1, 9)]
+    with pytest.raises(BuildError, match=r"stock llama\.cpp has no kernel table"):
+        build(stock=True, targets=("measure",))
+
+
+def test_the_command_says_the_limits_and_where_the_table_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DFLASH2_CACHE", str(tmp_path / "cache"))
+    rows = [f"time\tq4_K\t{n}\t{50 * n}.00\t120.00" for n in range(1, 9)]
+    (tmp_path / "tree").mkdir()
+    recorded(tmp_path / "tree" / "bin", "\n".join(["device\t900\tNVIDIA H200", *rows]))
+    measure_table(Build(tmp_path, "key", "base", False, "cuda", False, "", ("measure",), 1, "", 0.0))
+    assert capsys.readouterr().out.splitlines() == [
+        "NVIDIA H200: rows for the kernel of few: q4_K 2",
+        f"In effect with DFLASH2_DISPATCH={table_path()}",
+    ]
+    assert "cuda 900 mul_mat q4_K 2\n" in table_path().read_text()

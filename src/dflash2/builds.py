@@ -30,7 +30,7 @@ class Build:
         backend: cpu, cuda, metal, vulkan or hip.
         module: whether it is nothing but a loadable backend.
         series: SHA-256 of the patches, empty for stock.
-        targets: what is finished: libs, server, quantize, rpc, tests, module.
+        targets: what is finished: libs, server, quantize, rpc, tests, measure, module.
         abi: version of the C interface of its library, 0 for stock.
         cpu: what `cpu_identity` says where it was built; code for one CPU may crash on another.
         finished: when, in seconds since 1970.

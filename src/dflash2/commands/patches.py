@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dflash2.patches import Status
 
 _TARGETS = ("libs", "server", "quantize", "rpc", "tests")
+# Backends with a kernel table, and whose it is: HIP compiles the sources of CUDA.
+_TABLES: dict[str, Literal["cuda", "metal"]] = {"cuda": "cuda", "hip": "cuda", "metal": "metal"}
 
 
 def _targets(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -52,6 +54,7 @@ def _targets(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
 @click.option("--base", type=click.Choice([LLAMA_CPP_COMMIT, SECOND_BASE]), default=LLAMA_CPP_COMMIT, show_default=True)
 @click.option("--stock", is_flag=True, help="Without the patches: what to compare with.")
 @click.option("--backend-module", is_flag=True, help="Only the backend, for GGML_BACKEND_PATH of a stock program.")
+@click.option("--measure-dispatch", is_flag=True, help="Then time the kernels of few rows on this card: a few seconds.")
 def build(
     backend: str,
     targets: tuple[str, ...],
@@ -60,10 +63,15 @@ def build(
     base: str,
     stock: bool,
     backend_module: bool,
+    measure_dispatch: bool,
 ) -> None:
     """Build llama.cpp with the patches into the cache; the Python runtime then uses its library."""
     from dflash2 import patches
 
+    if measure_dispatch:
+        if stock or backend_module or backend not in _TABLES:
+            raise click.UsageError("--measure-dispatch needs the patches and a --backend cuda, hip or metal.")
+        targets = (*targets, "measure")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("building llama.cpp", total=None)
@@ -87,6 +95,25 @@ def build(
         used = any(found.key == made.key for found in library_builds())
         verdict = "will use it" if used else f"will not use it: it is for another base than {LLAMA_CPP_COMMIT}"
         console.print(f"The Python runtime {verdict}; `dflash2 doctor` says which library it takes.", soft_wrap=True)
+    if measure_dispatch:
+        measure_table(made)
+
+
+def measure_table(made: Build) -> None:
+    """Measure the kernel table of the card at hand with the programs of `made`, and say where it is."""
+    from dflash2.patches import dispatch
+
+    with Progress(TextColumn("{task.description}"), console=errors, transient=True) as bar:
+        task = bar.add_task("timing kernels", total=None)
+        measured = dispatch.measure(
+            made.libraries,
+            _TABLES[made.backend],
+            progress=lambda name, rows: bar.update(task, description=f"timing kernels: {name}, {rows} rows"),
+        )
+    limits = ", ".join(f"{entry.type} {entry.rows}" for entry in measured.entries)
+    table = dispatch.table_path()
+    console.print(f"{measured.name}: rows for the kernel of few: {limits}", markup=False, soft_wrap=True)
+    console.print(f"In effect with {dispatch.TABLE_VARIABLE}={table}", markup=False, soft_wrap=True)
 
 
 @click.command()
