@@ -2,6 +2,7 @@
 
 llama_cpp loads one library per process, the one that LLAMA_CPP_LIB_PATH names, and switches are read once: so every
 library and every switch gets a process. A job is {kind, target, drafter, options, ...}; see `cycles` and `sequences`.
+`rpc` [host:port, ...] are servers whose devices RPC0, RPC1... it may use.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import numpy as np
 
 from dflash2 import DFlashLlama
 from dflash2.gguf_info import read_gguf_info
-from dflash2.native import Model, Placement
+from dflash2.native import Model, Placement, add_rpc_server
 from dflash2.native.loader import function, llama, silence
 from dflash2.runtime.pair import read_pair
 
@@ -135,5 +136,7 @@ def decode(module, pointer, rows, positions, sequences, *, outputs=False):
 
 if __name__ == "__main__":
     described = json.loads(Path(sys.argv[1]).read_text())
+    for endpoint in described.get("rpc", ()):
+        add_rpc_server(endpoint)
     result = {"cycles": cycles, "sequences": sequences}[described["kind"]](described)
     np.savez(sys.argv[2], **{name: np.array(values) for name, values in result.items()})
