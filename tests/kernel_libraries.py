@@ -1,6 +1,11 @@
-"""Kernels of patches/src compiled for this machine's CPU, as shared libraries that tests call."""
+"""Kernels of patches/src compiled for this machine's CPU, as shared libraries that tests call.
+
+DFLASH2_TEST_SANITIZE=address,undefined (or thread) compiles them with these sanitizers; their runtime has to be
+preloaded, as in `LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m pytest ...`.
+"""
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 
@@ -19,6 +24,8 @@ def compile_library(output: Path, sources: list[Path], flags: tuple[str, ...] = 
     include = [ggml / "include", ggml / "src", ggml / "src" / "ggml-cpu"]
     command = ["g++", "-std=c++17", "-O2", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"]
     command += [f"-isystem{folder}" for folder in include]
+    if sanitizers := os.environ.get("DFLASH2_TEST_SANITIZE"):
+        command += ["-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=undefined"]
     command += ["-o", str(output), *map(str, sources), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

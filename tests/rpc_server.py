@@ -1,11 +1,14 @@
 """A real `ggml-rpc-server` process for the tests."""
 
+import os
+import re
 import socket
 import subprocess
 from pathlib import Path
 
 _START_SECONDS = 30
 _RETRY_SECONDS = 0.05
+_COMPUTED = ("graph_compute", "graph_recompute")
 
 
 class RpcServer:
@@ -20,7 +23,8 @@ class RpcServer:
         self.endpoint = f"127.0.0.1:{port}"
         self._output = self.log.open("w")
         command = [str(self.program), "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
-        self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
+        told = {**os.environ, "GGML_RPC_DEBUG": "1"}  # a line for every request
+        self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, env=told)
         for _ in range(int(_START_SECONDS / _RETRY_SECONDS)):
             try:
                 socket.create_connection(("127.0.0.1", port)).close()
@@ -31,6 +35,11 @@ class RpcServer:
                 return self
         self.__exit__()
         raise AssertionError(f"ggml-rpc-server did not start:\n{self.log.read_text()[-2000:]}")
+
+    def graphs(self) -> tuple[int, int]:
+        """How many graphs came to be computed, and how often the last one was computed again."""
+        said = self.log.read_text()
+        return tuple(len(re.findall(rf"^\[{name}\] device", said, re.MULTILINE)) for name in _COMPUTED)
 
     def ended_within(self, seconds: float) -> bool:
         """Whether the process ends by itself, waiting for that so long."""
