@@ -65,11 +65,13 @@ def rebuilds(context):
 def sequences(job):
     """Lattices, or logits, of one draft batch: `blocks` [[sequence, position, width], ...] behind random features.
 
-    `unified`: the sequences share one KV cache. The result has one array per block, its rows 1...
+    `unified`: the sequences share one KV cache; `n_gpu_layers`: 0 if it is not given. The result has one array per
+    block, its rows 1...
     """
     module, _ = llama()
     silence()
-    target_model, drafter_model = Model(job["target"], Placement()), Model(job["drafter"], Placement())
+    placement = Placement(n_gpu_layers=job.get("n_gpu_layers", 0))
+    target_model, drafter_model = (Model(job[name], placement) for name in ("target", "drafter"))
     spec = read_pair(Path(job["target"]), Path(job["drafter"]))
     contexts = []
     for model in (target_model, drafter_model):
