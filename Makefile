@@ -24,7 +24,7 @@ SANITIZED := DFLASH2_CACHE=$(CACHE)/sanitized CMAKE_ARGS="$(CMAKE_ARGS) \
 	-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=address,undefined"
 # Python itself never frees all it has; containers cross from checked code to unchecked and back.
 ASAN = ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so)"
-TSAN = TSAN_OPTIONS=halt_on_error=1 LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)"
+TSAN = TSAN_OPTIONS=halt_on_error=1:suppressions=tests/kernels/tsan.supp LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)"
 
 .PHONY: demo test lint train sanitize clean
 
@@ -42,14 +42,15 @@ lint: .venv/.tested
 train: .venv/.tested
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/demo_pair/train.py --work $(CACHE)/train --output src/dflash2/demo_pair
 
-# The kernels' bodies by themselves, then the library that drafts.
+# The kernels' bodies by themselves, then the library that drafts; -s lets a sanitizer speak before it ends the process.
 sanitize: .venv/.tested
-	DFLASH2_TEST_SANITIZE=address,undefined $(ASAN) $(BIN)/python -m pytest -q $(wildcard tests/test_kernels_*.py)
-	DFLASH2_TEST_SANITIZE=thread $(TSAN) $(BIN)/python -m pytest -q tests/test_kernels_cpu.py
+	DFLASH2_TEST_SANITIZE=address,undefined $(ASAN) $(BIN)/python -m pytest -q -s -k "not spill" \
+		tests/test_kernels_cpu.py $(wildcard tests/test_kernels_cuda.py tests/test_kernels_gpu.py)
+	DFLASH2_TEST_SANITIZE=thread $(TSAN) $(BIN)/python -m pytest -q -s tests/test_kernels_cpu.py
 	source=$$($(BIN)/python -c "from dflash2.patches import source; print(source())") && \
 		$(SANITIZED) $(BIN)/dflash2 build --targets libs --source "$$source"
 	library=$$($(SANITIZED) $(BIN)/python -c "from dflash2.patches import locate; print(locate().libraries)") && \
-		DFLASH2_TEST_LIBRARY=$$library $(ASAN) $(BIN)/python -m pytest -q tests/test_patched_graph.py
+		DFLASH2_TEST_LIBRARY=$$library $(ASAN) $(BIN)/python -m pytest -q -s tests/test_patched_graph.py
 
 clean:
 	rm -rf .venv build
