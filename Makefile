@@ -50,7 +50,7 @@ sanitize: .venv/.tested
 	source=$$($(BIN)/python -c "from dflash2.patches import source; print(source())") && \
 		$(SANITIZED) $(BIN)/dflash2 build --targets libs --source "$$source"
 	library=$$($(SANITIZED) $(BIN)/python -c "from dflash2.patches import locate; print(locate().libraries)") && \
-		DFLASH2_TEST_LIBRARY=$$library $(ASAN) $(BIN)/python -m pytest -q -s tests/test_patched_graph.py
+		DFLASH2_TEST_LIBRARY=$$library $(ASAN) $(BIN)/python -m pytest -q tests/test_patched_graph.py
 
 clean:
 	rm -rf .venv build
