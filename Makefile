@@ -1,6 +1,7 @@
 # make demo   the main job on the shipped pair: convert, then generate with and without drafting
 # make test   linters, types and tests: what CI runs
 # make train  train the demo pair again (up to two hours on two cores)
+# make sanitize  the C++ parts under gcc's address, undefined-behaviour and thread sanitizers (Linux)
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +17,16 @@ KEY := $(shell { $(PYTHON) -VV; uname -sm; echo $(LLAMA_CPP_PYTHON) $(CMAKE_ARGS
 WHEELS := $(CACHE)/wheels/$(KEY)
 SOURCES := $(shell find src converter runtime patches modelfiles evidence -type f -not -name '*.pyc')
 
-.PHONY: demo test lint train clean
+# A library that needs a sanitizer's runtime must not be found by anyone else: it gets a cache of its own.
+SANITIZED := DFLASH2_CACHE=$(CACHE)/sanitized CMAKE_ARGS="$(CMAKE_ARGS) \
+	-DCMAKE_C_COMPILER_LAUNCHER=$(CURDIR)/tests/sanitizing_launcher.sh \
+	-DCMAKE_CXX_COMPILER_LAUNCHER=$(CURDIR)/tests/sanitizing_launcher.sh \
+	-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=address,undefined"
+# Python itself never frees all it has; containers cross from checked code to unchecked and back.
+ASAN = ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so)"
+TSAN = TSAN_OPTIONS=halt_on_error=1:suppressions=tests/kernels/tsan.supp LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)"
+
+.PHONY: demo test lint train sanitize clean
 
 demo: .venv/.installed
 	$(BIN)/dflash2 demo
@@ -31,6 +41,14 @@ lint: .venv/.tested
 
 train: .venv/.tested
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/demo_pair/train.py --work $(CACHE)/train --output src/dflash2/demo_pair
+
+# The kernels' bodies by themselves, then the library that drafts; -s lets a sanitizer speak before it ends the process.
+# The test against PyTorch is left out: PyTorch takes minutes under a sanitizer.
+sanitize: .venv/.tested
+	DFLASH2_TEST_SANITIZE=address,undefined $(ASAN) $(BIN)/python -m pytest -q -s tests/test_kernels_cpu.py tests/test_kernels_gpu.py
+	DFLASH2_TEST_SANITIZE=thread $(TSAN) $(BIN)/python -m pytest -q -s tests/test_kernels_cpu.py
+	$(SANITIZED) $(BIN)/dflash2 build --targets libs,server
+	$(SANITIZED) $(ASAN) $(BIN)/python -m pytest -q -k "not causal_where" tests/test_patched_graph.py
 
 clean:
 	rm -rf .venv build

@@ -105,16 +105,18 @@ def build(
         return made
 
 
-def locate(*, stock: bool = False, backend: str | None = None) -> Build | None:
+def locate(*, stock: bool = False, backend: str | None = None, targets: Sequence[str] = ()) -> Build | None:
     """The build that is used, or None if there is none.
 
-    Without `stock`, the patched build whose library the runtime takes, of `backend` if that is given. With it, the
-    server that `build(stock=True)` would return at once; raises BuildError as `build` does.
+    Without `stock`, the patched build whose library the runtime takes, of `backend` if that is given, among those that
+    have `targets`. With it, what `build(stock=True)` would return at once: its server, or these targets. Raises
+    BuildError as `build` does.
     """
     if not stock:
-        return next((found for found in library_builds() if backend in (None, found.backend)), None)
+        fitting = (found for found in library_builds() if set(targets) <= set(found.targets))
+        return next((found for found in fitting if backend in (None, found.backend)), None)
     found = read_build(_request(True, backend or "cpu", False, origin(None, PINNED.name)).folder)
-    return found if found is not None and _finished(found, ("server",)) else None
+    return found if found is not None and _finished(found, targets or ("server",)) else None
 
 
 def _patches(module: bool) -> Series:

@@ -77,7 +77,7 @@ class DFlashLlama(LlamaCalls):
                 "match": llama.cpp's own sampler, once per token; a seed gives the text of `llama_cpp.Llama`.
             auto_disable: switch drafting off, with a warning, when next to no draft token is accepted.
             n_gpu_layers_draft: the drafter's layers on devices, as `n_gpu_layers`; by default as many as the target's.
-            device_draft: names of the devices for them (CUDA0, RPC0[...]), () for the CPU; by default all there are.
+            device_draft: names of the devices for them (CUDA0, RPC0), () for the CPU; by default all there are.
             type_k_draft, type_v_draft: types of the drafter's KV cache, as `type_k`; by default the target's.
             ctx_checkpoints: how many states of the two memories to keep for requests whose history diverges, where
                 the memories cannot step back by themselves (recurrent and sliding layers); 0 for none.

@@ -2,6 +2,7 @@
 
 llama_cpp loads one library per process, the one that LLAMA_CPP_LIB_PATH names, and switches are read once: so every
 library and every switch gets a process. A job is {kind, target, drafter, options, ...}; see `cycles` and `sequences`.
+`rpc` [host:port, ...] are servers whose devices RPC0, RPC1... it may use.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ import numpy as np
 
 from dflash2 import DFlashLlama
 from dflash2.gguf_info import read_gguf_info
-from dflash2.native import Model, Placement
+from dflash2.native import Model, Placement, add_rpc_server
 from dflash2.native.loader import function, llama, silence
 from dflash2.native.log import captured_log
 from dflash2.runtime.pair import read_pair
@@ -83,11 +84,13 @@ def rebuilds(context):
 def sequences(job):
     """Lattices, or logits, of one draft batch: `blocks` [[sequence, position, width], ...] behind random features.
 
-    `unified`: the sequences share one KV cache. The result has one array per block, its rows 1...
+    `unified`: the sequences share one KV cache; `n_gpu_layers`: 0 if it is not given. The result has one array per
+    block, its rows 1...
     """
     module, _ = llama()
     silence()
-    target_model, drafter_model = Model(job["target"], Placement()), Model(job["drafter"], Placement())
+    placement = Placement(n_gpu_layers=job.get("n_gpu_layers", 0))
+    target_model, drafter_model = (Model(job[name], placement) for name in ("target", "drafter"))
     spec = read_pair(Path(job["target"]), Path(job["drafter"]))
     contexts = []
     for model in (target_model, drafter_model):
@@ -154,5 +157,7 @@ def decode(module, pointer, rows, positions, sequences, *, outputs=False):
 
 if __name__ == "__main__":
     described = json.loads(Path(sys.argv[1]).read_text())
+    for endpoint in described.get("rpc", ()):
+        add_rpc_server(endpoint)
     result = {"cycles": cycles, "nodes": nodes, "sequences": sequences}[described["kind"]](described)
     np.savez(sys.argv[2], **{name: np.array(values) for name, values in result.items()})

@@ -246,6 +246,11 @@ def test_devices_are_those_of_the_library_in_use():
     assert len(native.device_names()) == ggml.ggml_backend_dev_count() > 0
 
 
+def test_a_library_without_rpc_says_so():
+    with pytest.raises(NativeError, match="has no RPC; `dflash2 build --targets libs,rpc` makes one"):
+        native.add_rpc_server("127.0.0.1:50052")
+
+
 def test_support_of_the_pinned_library_is_complete():
     found = native.support()
     assert (found.version, found.missing, found.drafters) == (LLAMA_CPP_PYTHON_VERSION, (), 2)

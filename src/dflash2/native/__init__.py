@@ -20,6 +20,7 @@ from dflash2.native.model import Model
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
 from dflash2.native.probe import Support, counters, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
+from dflash2.native.rpc import add_rpc_server
 from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
 from dflash2.native.taps import final_tap_architectures, tappable_architectures
 from dflash2.native.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ __all__ = [
     "Support",
     "TokenArray",
     "Tokenizer",
+    "add_rpc_server",
     "counters",
     "device_names",
     "final_tap_architectures",

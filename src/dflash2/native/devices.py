@@ -14,35 +14,35 @@ _OFFLOADED = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 
 def device_names() -> tuple[str, ...]:
     """Names of all devices of the library, as `devices` takes them."""
-    ggml = _ggml()
-    found = (ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count()))
-    return tuple(ggml.ggml_backend_dev_name(device).decode() for device in found)
+    library = ggml()
+    found = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
+    return tuple(library.ggml_backend_dev_name(device).decode() for device in found)
 
 
 def gpu_names() -> tuple[str, ...]:
     """Names of the devices that llama.cpp offloads to: what is neither the CPU nor an accelerator of it."""
-    ggml = _ggml()
-    found = (ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count()))
+    library = ggml()
+    found = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
     return tuple(
-        ggml.ggml_backend_dev_name(device).decode()
+        library.ggml_backend_dev_name(device).decode()
         for device in found
-        if ggml.ggml_backend_dev_type(device) in _OFFLOADED
+        if library.ggml_backend_dev_type(device) in _OFFLOADED
     )
 
 
 def devices(names: Sequence[str]) -> Any:
     """NULL-terminated array of the devices called `names`; raises NativeError for one that is no such device."""
-    ggml = _ggml()
-    found = [ggml.ggml_backend_dev_by_name(name.encode()) for name in names]
+    library = ggml()
+    found = [library.ggml_backend_dev_by_name(name.encode()) for name in names]
     for name, device in zip(names, found, strict=True):
         if not device:
             raise NativeError(f"llama.cpp has no device {name!r}; it has {', '.join(device_names())}.")
-        if ggml.ggml_backend_dev_type(device) not in _OFFLOADED:
+        if library.ggml_backend_dev_type(device) not in _OFFLOADED:
             raise NativeError(f"nothing is offloaded to {name!r}; name no device at all for the CPU.")
     return (ctypes.c_void_p * (len(found) + 1))(*found, None)
 
 
-def _ggml() -> Any:
+def ggml() -> Any:
     """The libggml that libllama uses; its signatures are in ggml-backend.h.
 
     Not `llama_cpp._ggml.libggml`: that is a second copy, from the stock folder, with a list of devices of its own.

@@ -10,7 +10,7 @@ from enum import Enum
 class Placement:
     """Where the weights of a model go; the fields are llama.cpp's model parameters of the same names.
 
-    `devices` are names as llama.cpp's log gives them (CUDA0, Metal, RPC0[host:port]); None for all, () for the CPU.
+    `devices` are names as llama.cpp's log gives them (CUDA0, Metal, RPC0); None for all, () for the CPU.
     """
 
     n_gpu_layers: int = 0

@@ -1,0 +1,63 @@
+"""Devices of other machines, lent by llama.cpp's `ggml-rpc-server`."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+
+from dflash2.errors import NativeError
+from dflash2.native.devices import ggml
+
+# Of ggml-rpc.h and ggml-rpc.cpp: the protocol that both ends must speak, and its first request.
+_MAJOR, _MINOR = 7, 0
+_HELLO = 14
+_CAPABILITIES = 24  # bytes; all zero: nothing but TCP
+_TIMEOUT = 10.0  # seconds; a server that has another client answers none but that one
+
+
+def add_rpc_server(endpoint: str) -> tuple[str, ...]:
+    """Names of the devices that the server at `endpoint` ("host:port") lends; models can be put on them from now on.
+
+    llama.cpp uses them as it uses GPUs: also those who name no device. Raises NativeError if the library in use has no
+    RPC, or if nobody answers there who speaks its protocol.
+    """
+    library = ggml()
+    library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
+    library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    rpc = library.ggml_backend_reg_by_name(b"RPC")
+    if not rpc:
+        raise NativeError("the llama.cpp library in use has no RPC; `dflash2 build --targets libs,rpc` makes one.")
+    _check_server(endpoint)
+    library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    address = library.ggml_backend_reg_get_proc_address(rpc, b"ggml_backend_rpc_add_server")
+    server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
+    if not server:
+        raise NativeError(f"the RPC server at {endpoint} lends no device.")
+    library.ggml_backend_register.argtypes, library.ggml_backend_register.restype = [ctypes.c_void_p], None
+    library.ggml_backend_register(server)
+    library.ggml_backend_reg_dev_count.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_reg_dev_get.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
+    lent = (library.ggml_backend_reg_dev_get(server, i) for i in range(library.ggml_backend_reg_dev_count(server)))
+    return tuple(library.ggml_backend_dev_name(device).decode() for device in lent)
+
+
+def _check_server(endpoint: str) -> None:
+    """Say hello as ggml will, which aborts where this raises NativeError."""
+    host, _, port = endpoint.partition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise NativeError(f"an RPC server is named by host:port, not {endpoint!r}.")
+    request = struct.pack(f"<BQ{_CAPABILITIES}x", _HELLO, _CAPABILITIES)
+    try:
+        with socket.create_connection((host, int(port)), _TIMEOUT) as connection, connection.makefile("rb") as answer:
+            connection.sendall(request)
+            size, major, minor = struct.unpack("<QBB", answer.read(10))
+    except (OSError, OverflowError, struct.error) as error:
+        raise NativeError(
+            f"no RPC server answers at {endpoint} ({error}); start ggml-rpc-server there, one for each program."
+        ) from error
+    if size != 4 + _CAPABILITIES or major != _MAJOR or minor > _MINOR:
+        raise NativeError(f"the RPC server at {endpoint} is of another version than this llama.cpp library.")
