@@ -42,7 +42,8 @@ def cycles(job):
         found["anchors"].append(cycle.anchor)
         found["positions"].append(cycle.position)
         found["proposals"].append(list(cycle.proposal))
-        found["rebuilds"].append(rebuilds(drafter))
+        built = drafter.graphs_built
+        found["rebuilds"].append(-1 if built is None else built)
         if top_k:
             found["lattices"].append(drafter.lattice()[1:, : top_k + top_k * top_k].copy())
 
@@ -70,15 +71,6 @@ def nodes(job):
     graphs = "".join(lines).split("## SPLIT #0")
     drafts = [graph for graph in graphs if "TOP_K" in graph]
     return {"nodes": re.findall(r"node #\s*\d+ \(\s*(\w+)\)", drafts[0])}
-
-
-def rebuilds(context):
-    """Graphs that this context built, -1 where the library does not count them."""
-    count = getattr(llama()[0]._lib, "dflash2_graph_rebuilds", None)
-    if count is None:
-        return -1
-    count.restype, count.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-    return count(context._pointer)
 
 
 def sequences(job):

@@ -169,6 +169,15 @@ class Context:
         self._last = (end, end)
 
     @property
+    def graphs_built(self) -> int | None:
+        """Graphs this context built so far, those used again left out; None in a library that does not count."""
+        count = getattr(llama()[0]._lib, "dflash2_graph_rebuilds", None)
+        if count is None:
+            return None
+        count.restype, count.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        return int(count(self._pointer))
+
+    @property
     def has_logits(self) -> bool:
         """Whether `logits` returns anything."""
         return self._outputs > 0
