@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dflash2.errors import Dflash2Error
-from dflash2.native import Context
+from dflash2.native import Context, library
 from dflash2.runtime.depth import PLAIN, DepthController, Step, Times
 from dflash2.runtime.pair import DrafterSpec
 from dflash2.runtime.watchdog import Watchdog, warn
@@ -76,7 +76,7 @@ class Planner:
         self._watchdog = Watchdog(
             judge_speed=self._controller is None,
             quantised_cache=self._quantised_cache,
-            mixed_causality=self._spec.mixed_causality,
+            mixed_causality=self._spec.mixed_causality and not library().patched,
         )
 
     @property
