@@ -151,7 +151,7 @@ def test_a_device_that_takes_no_weights_is_refused_by_name(name, says):
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_a_symbol_is_known_under_its_plain_itanium_and_msvc_names(name):
     plain, itanium, msvc = SYMBOLS[name].names
-    assert plain == name
+    assert plain == name.replace("llama_", "dflash2_", 1)  # of dflash2.h
     assert itanium.startswith(f"_Z{len(name)}{name}P13llama_context")
     assert msvc.startswith(f"?{name}@@YA")
     assert msvc.endswith("@Z")
