@@ -21,6 +21,7 @@ _PROBE_CYCLES = 4  # per look; the first one is not timed, its graph is new
 # Tokens between two decisions, at least, and between two plain tokens looked at; no divisor of how many are injected
 # together.
 _STRIDE = 7
+_REST = 31  # the same while plain tokens are fastest and nothing is looked at
 _PROBE_TOKENS = 64  # between two looks, at least
 _WARM_TOKENS = 256  # injected again before drafts are tried, when injection was given up; or the drafter's window
 _KEEP_SHARE = 0.01  # of a plain token's time: what keeping the drafter ready may cost while nothing is drafted
@@ -182,7 +183,7 @@ class DepthController:
     def coast(self) -> int:
         """Plain tokens to come that need no plan and are not observed: nothing is waited for."""
         resting = self._base == 0 and not self._queue and self._cold == 0 and self._last == 0
-        return _STRIDE - 1 if resting else 0
+        return _REST - 1 if resting else 0
 
     def observe(self, depth: int, accepted: int, times: Times, coasted: int = 0) -> None:
         """Learn from a cycle that verified `depth` drafts, of which `accepted` held, after `coasted` plain tokens."""

@@ -136,21 +136,21 @@ def test_drafts_are_tried_again_only_behind_a_window_injected_anew():
             break
     run.tokens(93, GOOD)
     assert set(run.depths) == {0}
-    run.tokens(16, GOOD)
+    run.tokens(40, GOOD)
     assert set(run.depths) != {0}
 
 
 def test_a_prompt_warms_the_drafter_up():
     controller = DepthController(7, BLOCK, window=100)
     run = Run(controller, Machine(more=0.8, draft=2.0, keep=0.05))
-    run.tokens(500, GOOD)
+    run.tokens(800, GOOD)
     assert not controller.ready
     assert not controller.offer_prompt()  # it was tried a moment ago
     while not controller.offer_prompt():
         run.tokens(1, GOOD)
         assert run.depths[0] == len(run.steps)
     controller.saw_prompt(100)
-    run.tokens(16, GOOD)
+    run.tokens(40, GOOD)
     assert set(run.depths) != {0}
 
 
