@@ -8,20 +8,16 @@ every figure is the median of the rounds' medians. `--check` fails if a figure m
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from operator_times import Operators, operators
 from rich.console import Console
 from rich.table import Table
 
 from dflash2 import patches
 
-HERE = Path(__file__).parent
 # What one draft pass of Qwen3.8-27B-DFlash2 needs, and how many times faster than stock it has to be.
 OPERATORS = {
     "conv": ("convolution, 5120 x 8, 2 taps, groups of 16", 40.0),
@@ -48,44 +44,13 @@ class Row:
         return self.ratio >= self.bar and self.runs > 0
 
 
-def compile_timer(folder: Path, library: Path) -> Path:
-    """The program that times one build; the same binary runs with either build's libraries."""
-    program = folder / "patches_ops"
-    command = ["g++", "-std=c++17", "-O2", f"-I{patches.source() / 'ggml' / 'include'}", str(HERE / "patches_ops.cpp")]
-    command += ["-o", str(program), f"-L{library}", "-lggml", "-lggml-cpu", "-lggml-base", "-ldl"]
-    subprocess.run(command, check=True)
-    return program
-
-
-def time_build(program: Path, library: Path, graph: str, threads: int, repeats: int) -> dict[str, float]:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
-    done = subprocess.run(
-        [program, graph, str(threads), str(repeats)], env=environment, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
-
-
-def operator_rows(stock: Path, patched: Path, threads: int, rounds: int, repeats: int) -> list[Row]:
+def rows_of(measured: Operators) -> list[Row]:
     """Stock's graph on stock's library beside the lean graph on the patched one."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = compile_timer(Path(folder), patched)
-        pairs = [
-            (
-                time_build(program, stock, "stock", threads, repeats),
-                time_build(program, patched, "lean", threads, repeats),
-            )
-            for _ in range(rounds)
-        ]
-    return [
-        Row(
-            title,
-            statistics.median(a[name] for a, _ in pairs),
-            statistics.median(b[name] for _, b in pairs),
-            bar,
-            int(min(b[f"{name}_runs"] for _, b in pairs)),
-        )
-        for name, (title, bar) in OPERATORS.items()
-    ]
+    times = {
+        "conv": (measured.stock_conv, measured.patched_conv),
+        "top_k": (measured.stock_top_k, measured.patched_top_k),
+    }
+    return [Row(title, *times[name], bar, measured.kernel_runs) for name, (title, bar) in OPERATORS.items()]
 
 
 def show(rows: list[Row], threads: int) -> None:
@@ -117,12 +82,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
 
-    rows = operator_rows(
-        library_folder(given.stock, stock=True),
-        library_folder(given.patched, stock=False),
-        given.threads,
-        given.rounds,
-        given.repeats,
+    rows = rows_of(
+        operators(
+            library_folder(given.stock, stock=True),
+            library_folder(given.patched, stock=False),
+            "cpu",
+            threads=given.threads,
+            rounds=given.rounds,
+            repeats=given.repeats,
+        )
     )
     show(rows, given.threads)
     if given.json:

@@ -27,8 +27,7 @@ def generation(
     llama._adopt()
     llama._session.pin(request.fixes_depth)
     pending = _reuse(llama, list(tokens)) if reset else list(tokens)
-    present = not llama._requires_eval and llama._session.holds(llama.n_tokens)
-    if not pending and (llama.n_tokens == 0 or not present):
+    if not pending and not _is_present(llama):
         pending = _last_again(llama)
     while True:
         pending = yield from _continue(llama, pending, request, criteria)
@@ -43,7 +42,7 @@ def _reuse(llama: Any, tokens: list[int]) -> list[int]:
     session.settle()
     whole = shared == len(tokens)
     covered = session.injection.reached == shared or not session.injecting
-    if whole and covered and shared == llama.n_tokens > 0 and not llama._requires_eval and session.holds(shared):
+    if whole and covered and shared == llama.n_tokens and _is_present(llama):
         return []
     llama.n_tokens = 0  # until it is known: should an interrupt come, nothing is taken for granted
     kept = session.reuse(shared - whole) if shared > whole else 0
@@ -53,6 +52,11 @@ def _reuse(llama: Any, tokens: list[int]) -> list[int]:
     llama.n_tokens = kept
     llama._requires_eval = True
     return tokens[kept:]
+
+
+def _is_present(llama: Any) -> bool:
+    """Whether the logits behind the last token processed are there."""
+    return llama.n_tokens > 0 and not llama._requires_eval and bool(llama._session.holds(llama.n_tokens))
 
 
 def _stops(llama: Any, request: Request, criteria: Criteria) -> bool:

@@ -97,14 +97,10 @@ class Planner:
 
     def plan(self) -> Step:
         """The next cycle."""
-        self._coasting = self._coast > 0
-        if self._coasting:
-            self._coast -= 1
-            return PLAIN
-        return self._choose() if self.drafting else PLAIN
+        return PLAIN if self.coasts() else self._choose()
 
     def coasts(self) -> bool:
-        """Whether the token after a plain one is plain too, without a plan."""
+        """Whether the next token is plain, without a choice."""
         if self._coast:
             self._coast -= 1
             self._coasting = True

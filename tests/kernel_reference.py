@@ -1,4 +1,4 @@
-"""What the kernels compute, in float64 numpy, written from the formulas and not from the kernels."""
+"""What the kernels compute, in float64 numpy, from the formulas and not from the kernels; and rows hard for them."""
 
 import numpy as np
 
@@ -34,3 +34,18 @@ def selector_float64(
     )
     scores += unary[:, 1:, None].astype(np.float64)
     return np.concatenate([ids[:, 1:].astype(np.float64), scores.reshape(*scores.shape[:2], -1)], axis=-1)
+
+
+def hard_rows(n: int, last: int) -> dict[str, np.ndarray]:
+    """Rows of `n` values on which a top-k may fail; `last` is the second of the two that are not masked."""
+    rising = np.arange(n, dtype=np.float32)
+    mostly_masked = np.full(n, -np.inf, np.float32)
+    mostly_masked[[3, last]] = [1, -2]
+    return {
+        "rising": rising,
+        "falling": rising[::-1],
+        "equal": np.full(n, 0.5, np.float32),
+        "two values": (rising % 300 == 7).astype(np.float32),
+        "minus infinity": mostly_masked,
+        "infinite": np.where(rising % 1000 == 999, np.float32(np.inf), rising),
+    }

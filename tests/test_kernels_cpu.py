@@ -7,7 +7,7 @@ from ctypes import c_int, c_int64
 import numpy as np
 import pytest
 from kernel_libraries import cpu_library
-from kernel_reference import conv_float64, selector_float64
+from kernel_reference import conv_float64, hard_rows, selector_float64
 
 APART, AT_X, INTO_X, OVER_DELTA = range(4)
 # group, n_groups, taps, block, n_blocks, side
@@ -172,18 +172,8 @@ def test_top_k_finds_the_columns_that_the_stock_op_finds(library, n_rows, n_cols
 @pytest.mark.parametrize("n_threads", [1, 6])
 def test_top_k_of_hard_rows(library, order, n_threads):
     n = 5003
-    rising = np.arange(n, dtype=np.float32)
-    mostly_masked = np.full(n, -np.inf, np.float32)
-    mostly_masked[[3, 4000]] = [1, -2]
-    row = {
-        "rising": rising,
-        "falling": rising[::-1],
-        "equal": np.full(n, 0.5, np.float32),
-        "two values": (rising % 300 == 7).astype(np.float32),
-        "minus infinity": mostly_masked,
-        "signed zeros": np.where(rising % 2 == 0, np.float32(0), np.float32(-0.0)),
-        "infinite": np.where(rising % 1000 == 999, np.float32(np.inf), rising),
-    }[order]
+    signs = np.where(np.arange(n) % 2 == 0, np.float32(0), np.float32(-0.0))
+    row = {**hard_rows(n, last=4000), "signed zeros": signs}[order]
     rows = np.stack([row, row])
     found = top_k(library.fused_top_k, rows, 16, n_threads)
     assert_same_values(rows, found, top_k(library.graph_top_k, rows, 16))

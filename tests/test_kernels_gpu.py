@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 from kernel_libraries import cuda_library, metal_library
-from kernel_reference import conv_float64, selector_float64
+from kernel_reference import conv_float64, hard_rows, selector_float64
 
 
 class Kernels:
@@ -93,18 +93,9 @@ def test_top_k(kernels, n_rows, n_cols, k):
 def test_top_k_of_hard_rows(kernels, order, k):
     n = 9000
     rising = np.arange(n, dtype=np.float32)
-    mostly_masked = np.full(n, -np.inf, np.float32)
-    mostly_masked[[3, 8999]] = [1, -2]
-    row = {
-        "rising": rising,
-        "falling": rising[::-1],
-        "equal": np.full(n, 0.5, np.float32),
-        "two values": (rising % 300 == 7).astype(np.float32),
-        "minus infinity": mostly_masked,
-        # the largest of every part sit with few threads: the shared buffer fills up
-        "one lane": np.where(rising % 256 < k - 1, rising + n, rising),
-        "infinite": np.where(rising % 1000 == 999, np.float32(np.inf), rising),
-    }[order]
+    # the largest of every part sit with few threads: the shared buffer fills up
+    one_lane = np.where(rising % 256 < k - 1, rising + n, rising)
+    row = {**hard_rows(n, last=8999), "one lane": one_lane}[order]
     rows = np.stack([row, -row])
     np.testing.assert_array_equal(top_k(kernels, rows, k), largest(rows, k))
 
