@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from factories import make_drafter, make_target
 from factories_check import edited_gguf, make_fork, tensor_bytes
+from gguf.constants import GGUFValueType
 from test_cli import run
 
 from dflash2.converter import check, convert, inspect
@@ -169,3 +170,11 @@ def test_a_plain_script_gets_the_same_answers(converted, target):
         [Path(sys.executable), "-c", code, converted, target], capture_output=True, text=True, check=True
     )
     assert done.stdout == "True 2\n"
+
+
+def test_names_in_a_model_file_cannot_steer_the_terminal(tmp_path):
+    name = ("red \x1b[31m, back \r, reversed \u202e", GGUFValueType.STRING, None)
+    target = make_target(tmp_path / "target.gguf", metadata={"general.name": name})
+    shown = run("dflash2", "inspect", target).stdout
+    assert r"red \x1b[31m, back \r, reversed \u202e" in " ".join(shown.split())
+    assert not {"\x1b", "\r", "\u202e"} & set(shown)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from dflash2 import converter
-from dflash2.commands.terminal import FILE, HELP, console
+from dflash2.commands.terminal import FILE, HELP, cell, console
 from dflash2.converter import Change, Finding
 
 
@@ -27,13 +26,13 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
         return
     table = Table("fact", "value")
     for label, value in found.rows():
-        table.add_row(label, Text(value))
+        table.add_row(label, cell(value))
     console.print(table)
     if tensors:
         listing = Table("tensor", "shape (ggml order)", "type", "bytes")
         for tensor in found.tensors:
             shape = " x ".join(map(str, tensor.shape))
-            listing.add_row(Text(tensor.name), shape, tensor.type_name, f"{tensor.n_bytes:,}")
+            listing.add_row(cell(tensor.name), shape, tensor.type_name, f"{tensor.n_bytes:,}")
         console.print(listing)
 
 

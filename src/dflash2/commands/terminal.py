@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
+
+from dflash2.text import printable
 
 
 class _File(click.Path):
@@ -19,8 +22,21 @@ class _File(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Console(Console):
+    """A stream that shows what comes from files and servers without letting it steer the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """What rich makes of every string, in a table too, after escaping it."""
+        return super().render_str(printable(text), **options)
+
+
 FILE = _File(path_type=Path)
 THREADS = click.IntRange(min=1, max=1024)
 HELP = {"help_option_names": ["-h", "--help"]}
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = _Console(highlight=False)
+errors = _Console(stderr=True, highlight=False)
+
+
+def cell(text: str) -> Text:
+    """`text` for a table, as it is: no markup, nothing that steers the terminal."""
+    return Text(printable(text))
