@@ -17,13 +17,11 @@ dflash2=$(dirname "$python")/dflash2
 "$dflash2" build --backend "$backend" --targets libs,server,tests --measure-dispatch
 
 programs=$("$python" -c "from dflash2.patches import locate; print(locate(backend='$backend').libraries)")
-table=$("$python" -c "from dflash2.patches.dispatch import table_path; print(table_path())")
 card=$("$programs/llama-server" --list-devices | sed -n 's/^  [A-Za-z]*0: \(.*\) (.*/\1/p' | head -n 1)
 [ -n "$card" ] || { echo "the patched llama-server finds no GPU" >&2; exit 1; }
 results=benchmarks/results
 name=$(echo "$card" | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')
-cp "$table" "$results/dispatch-$name.txt"
-export DFLASH2_DISPATCH="$table"
+cp "$programs/dflash2-dispatch.txt" "$results/dispatch-$name.txt"
 
 status=0
 "$programs/test-backend-ops" test -o DFLASH2_CONV,DFLASH2_SELECTOR,TOP_K,MUL_MAT >"$results/backend-ops-$name.log" 2>&1 ||

@@ -1,7 +1,7 @@
 """The table that says which kernel multiplies a few rows with quantised weights: measured here, read by the library.
 
-The library's side, the meaning of an entry and the format are in `patches/src/ggml/src/dflash2-dispatch.h`; a file
-takes effect in programs started with the environment variable `DFLASH2_DISPATCH` set to its path.
+The library's side, the meaning of an entry and the format are in `patches/src/ggml/src/dflash2-dispatch.h`. A table is
+of a build and a card: it lies beside the build's libraries, which read it whatever program loads them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from dflash2.cache import cache_folder
 from dflash2.errors import BuildError
 
-# Environment variable with the path of a table.
-TABLE_VARIABLE = "DFLASH2_DISPATCH"
+# The name by which the library looks for a table in its own folder.
+TABLE = "dflash2-dispatch.txt"
 # Built from patches/src/ggml/src/dflash2-measure.cpp, beside the library.
 PROGRAM = "dflash2-measure"
 
@@ -73,11 +72,6 @@ class Measurement:
         return "\n".join(lines) + "\n"
 
 
-def table_path() -> Path:
-    """Where `measure` writes its table unless told otherwise."""
-    return cache_folder("dispatch") / "table.txt"
-
-
 def measure(
     folder: Path,
     backend: Backend,
@@ -86,16 +80,17 @@ def measure(
     options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Measurement:
-    """Time both kernels on the card at hand, a few seconds, and write the table to `output` (default: `table_path()`).
+    """Time both kernels on the card at hand, a few seconds, and write the table to `output`.
 
-    `folder` holds the built programs; `options` go to `dflash2-measure`, whose source lists them. `progress(type,
-    rows)` is called after every time. Raises BuildError if the program is not there or finds no card with a table.
+    `folder` holds the programs and libraries of a build; its file `TABLE`, the default, is what they use from then on.
+    `options` go to `dflash2-measure`, whose source lists them. `progress(type, rows)` is called after every time.
+    Raises BuildError if the program is not there or finds no card with a table.
     """
     program = folder / (PROGRAM + (".exe" if os.name == "nt" else ""))
     if not program.is_file():
         raise BuildError(f"There is no {PROGRAM} in {folder}; build it first.")
     measured = _read(_run([str(program), *options], progress), backend)
-    output = output or table_path()
+    output = output or folder / TABLE
     partial = output.with_name(output.name + ".partial")
     partial.write_text(measured.render())
     partial.replace(output)

@@ -13,6 +13,7 @@ from llama_server import LlamaServer
 from server_pair import EXACT_CACHE_OPTIONS, EXACT_DRAFT_CACHE_OPTIONS, server_arguments
 
 from dflash2 import DFlashLlama
+from dflash2.constants import LLAMA_CPP_COMMIT
 from dflash2.converter import convert
 from dflash2.demo import DemoPair, demo_pair
 from dflash2.gguf_info import read_gguf_info
@@ -71,8 +72,8 @@ def llama_cpp_source() -> Path:
 
 @pytest.fixture(scope="session")
 def patched() -> Build:
-    """llama.cpp with the patches: its library and its server."""
-    return build(targets=("libs", "server"))
+    """llama.cpp with the patches: its library and its server; DFLASH2_TEST_BASE names another base for the server."""
+    return build(targets=("libs", "server"), base=os.environ.get("DFLASH2_TEST_BASE", LLAMA_CPP_COMMIT))
 
 
 @pytest.fixture

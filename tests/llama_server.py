@@ -72,7 +72,7 @@ class LlamaServer:
 
     def __exit__(self, *_):
         self._process.terminate()
-        self._process.wait(timeout=30)
+        self.exit_code = self._process.wait(timeout=30)
         self._output.close()
 
     def complete(self, prompt: list[int], n_predict: int) -> Completion:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from host_programs import CPP, PATCHES, compile_program, run_program
 
-from dflash2.patches.dispatch import TABLE_VARIABLE, Entry, Measurement, Timing, choose
+from dflash2.patches.dispatch import TABLE, Entry, Measurement, Timing, choose
 
 DISPATCH = PATCHES / "src" / "ggml" / "src"
 CAPABILITIES = (610, 700, 750, 800, 860, 870, 890, 900, 1200, 1210, 0x1000000 + 0x942)
-SM_86 = {"q4_0": 7, "q8_0": 7, "q2_K": 5, "q3_K": 5, "q4_K": 5, "q5_K": 6, "q6_K": 7}
+K_QUANTS = {"q2_K": 5, "q3_K": 6, "q4_K": 5, "q5_K": 6, "q6_K": 7}
+BUILT_IN = {750: {}, 800: K_QUANTS, 860: {"q4_0": 7, "q8_0": 7, **K_QUANTS}}  # below 8 rows, upstream's limit
 OFF = {"DFLASH2_NO_DISPATCH": "1"}
 
 
@@ -39,7 +40,10 @@ def host_part(mmvq: Path, common: Path) -> str:
 
 @pytest.fixture(scope="module")
 def decide(llama_cpp_source, tmp_path_factory):
-    """Runs the decisions of the stock or the patched source: {(capability, type): [(mmvq, expert rows) of 1..16]}."""
+    """Runs the decisions of the stock or the patched source: {(capability, type): [(mmvq, expert rows) of 1..16]}.
+
+    `measured` is the table that lies beside the program.
+    """
     folder = tmp_path_factory.mktemp("decisions")
     trees = patched_copy(llama_cpp_source, "backend/0001-cuda-dispatch.patch", folder)
     cuda = llama_cpp_source / "ggml" / "src" / "ggml-cuda"
@@ -54,7 +58,8 @@ def decide(llama_cpp_source, tmp_path_factory):
         program = trees / f"{tree}-decisions"
         programs[tree] = compile_program(program, [CPP / "cuda_decisions.cpp"], paths, *flags)
 
-    def run(tree="patched", environment=None):
+    def run(tree="patched", environment=None, measured=""):
+        (trees / TABLE).write_text(measured)
         out, said = run_program(programs[tree], *CAPABILITIES, environment=environment)
         table, more = {}, {}
         for line in out.splitlines():
@@ -87,13 +92,15 @@ def test_without_the_table_every_decision_is_upstreams(decide):
 def test_built_in_entries_change_what_they_name_and_nothing_else(decide):
     stock, _, _ = decide("stock")
     patched, more, _ = decide()
-    changed = {key for key in stock if stock[key] != patched[key]}
-    assert changed == {(860, name) for name in SM_86}
-    assert {name: mmvq_rows(patched[860, name]) for name in SM_86} == SM_86
-    assert all(mmvq_rows(stock[860, name]) == 8 for name in SM_86)
-    # Seven rows counts, 2 to 8, of seven types; nothing else is counted.
-    assert sum(map(int, more["decided"])) == 7 * len(SM_86)
-    assert int(more["decided"][1]) == sum(8 - rows for rows in SM_86.values())
+    changed = {key: mmvq_rows(patched[key]) for key in stock if stock[key] != patched[key]}
+    limits = {(device, name): rows for device, types in BUILT_IN.items() for name, rows in types.items()}
+    assert changed == limits
+    assert all(mmvq_rows(stock[key]) == 8 for key in limits)
+    # Row counts of 2 to 8: of the named types on sm_86, of all that MMQ takes on sm_75 and sm_80; nothing else.
+    for_few, for_many = map(int, more["decided"])
+    assert for_many == sum(8 - rows for rows in limits.values())
+    n_types = len({name for _, name in stock} - {"iq1_m", "tq1_0", "tq2_0"})
+    assert for_few + for_many == 7 * (len(BUILT_IN[860]) + 2 * n_types)
 
 
 def test_entries_of_the_user_go_over_the_built_in_ones(decide):
@@ -105,7 +112,7 @@ def test_entries_of_the_user_go_over_the_built_in_ones(decide):
     assert mmvq_rows(patched[890, "q4_K"]) == mmvq_rows(stock[890, "q4_K"])
     assert [mmvq_rows(patched[cc, "q8_0"]) for cc in (750, 800, 860, 890)] == [8, 4, 4, 4]
     assert mmvq_rows(patched[860, "q5_0"]) == 8
-    assert mmvq_rows(patched[860, "q6_K"]) == SM_86["q6_K"]
+    assert mmvq_rows(patched[860, "q6_K"]) == K_QUANTS["q6_K"]
 
 
 def test_a_file_is_read_and_what_is_wrong_in_it_is_said_and_left_out(decide, tmp_path):
@@ -123,13 +130,18 @@ def test_a_file_is_read_and_what_is_wrong_in_it_is_said_and_left_out(decide, tmp
     assert all(problem in line for problem, line in zip(problems, said.splitlines(), strict=True))
 
 
-def test_a_measured_table_is_what_the_library_reads(decide, tmp_path):
+def test_a_measured_table_beside_the_library_is_used_without_being_named(decide):
     timings = tuple(Timing("q5_K", rows, 10.0 * rows, 25.0) for rows in range(1, 9))
     measured = Measurement("800", "NVIDIA A100", timings, (Entry("cuda", "800", "q5_K", choose(timings)),))
-    (tmp_path / "table.txt").write_text(measured.render())
-    patched, _, said = decide(environment={TABLE_VARIABLE: str(tmp_path / "table.txt")})
+    patched, _, said = decide(measured=measured.render())
     assert said == ""
     assert mmvq_rows(patched[800, "q5_K"]) == 2
+    assert mmvq_rows(patched[800, "q4_K"]) == K_QUANTS["q4_K"]
+    # The user's own entries go over it, and without any it is ignored like all others.
+    named, _, _ = decide(environment={"DFLASH2_DISPATCH": "cuda 800 mul_mat q5_K 4"}, measured=measured.render())
+    assert mmvq_rows(named[800, "q5_K"]) == 4
+    off, _, _ = decide(environment=OFF, measured=measured.render())
+    assert mmvq_rows(off[800, "q5_K"]) == 8
 
 
 def test_a_type_that_mmq_does_not_take_stays_where_it_is(decide):

@@ -10,7 +10,7 @@ from dflash2.builds import Build
 from dflash2.commands.patches import measure_table
 from dflash2.errors import BuildError
 from dflash2.patches import build
-from dflash2.patches.dispatch import PROGRAM, Entry, Timing, choose, measure, table_path
+from dflash2.patches.dispatch import PROGRAM, TABLE, Entry, Timing, choose, measure
 
 
 def timings(name, vector, matrix):
@@ -85,19 +85,18 @@ def test_a_folder_without_the_program(tmp_path):
         measure(tmp_path, "cuda")
 
 
-def test_the_table_has_the_devices_number_and_the_times_behind_each_entry(tmp_path, monkeypatch):
-    monkeypatch.setenv("DFLASH2_CACHE", str(tmp_path / "cache"))
+def test_the_table_has_the_devices_number_and_the_times_behind_each_entry(tmp_path):
     rows = [f"time\tq4_K\t{n}\t{50 * n}.00\t120.00" for n in range(1, 9)]
     rows += [f"time\tq8_0\t{n}\t60.00\t120.00" for n in range(1, 9)]
     folder = recorded(tmp_path / "bin", "\n".join(["device\t860\tNVIDIA GeForce RTX 3090", *rows]))
     measured = measure(folder, "cuda")
     assert measured.entries == (Entry("cuda", "860", "q4_K", 2), Entry("cuda", "860", "q8_0", 8))
-    text = table_path().read_text()
+    text = (folder / TABLE).read_text()
     assert text == measured.render()
     assert "cuda 860 mul_mat q4_K 2\n" in text
     assert "# q4_K: 100/120 150/120 200/120 250/120 300/120 350/120 400/120\n" in text
     assert text.startswith("# NVIDIA GeForce RTX 3090: ")
-    assert [path.name for path in table_path().parent.iterdir()] == ["table.txt"]
+    assert {path.name for path in folder.iterdir()} == {PROGRAM, TABLE}
 
 
 def test_the_program_is_a_target_of_the_patched_build(tmp_path):
@@ -109,14 +108,14 @@ def test_the_program_is_a_target_of_the_patched_build(tmp_path):
         build(stock=True, targets=("measure",))
 
 
-def test_the_command_says_the_limits_and_where_the_table_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("DFLASH2_CACHE", str(tmp_path / "cache"))
+def test_the_command_says_the_limits_and_where_the_table_is(tmp_path, capsys):
     rows = [f"time\tq4_K\t{n}\t{50 * n}.00\t120.00" for n in range(1, 9)]
     (tmp_path / "tree").mkdir()
     recorded(tmp_path / "tree" / "bin", "\n".join(["device\t900\tNVIDIA H200", *rows]))
-    measure_table(Build(tmp_path, "key", "base", False, "cuda", False, "", ("measure",), 1, "", 0.0))
+    made = Build(tmp_path, "key", "base", False, "cuda", False, "", ("measure",), 1, "", 0.0)
+    measure_table(made)
     assert capsys.readouterr().out.splitlines() == [
         "NVIDIA H200: rows for the kernel of few: q4_K 2",
-        f"In effect with DFLASH2_DISPATCH={table_path()}",
+        f"In effect in everything that loads this build: {made.libraries / TABLE}",
     ]
-    assert "cuda 900 mul_mat q4_K 2\n" in table_path().read_text()
+    assert "cuda 900 mul_mat q4_K 2\n" in (made.libraries / TABLE).read_text()

@@ -1,7 +1,8 @@
 """Target and drafter split between two RPC servers: the drafts are those of one process, whichever end is patched.
 
 Both libraries need the RPC client, and so builds of their own: they are taken from the cache, where
-`dflash2 build --targets libs,rpc` puts them, and the same with --stock. They are made here only with DFLASH2_FULL=1.
+`dflash2 build --targets libs,server,rpc` puts them, and the same with --stock. They are made here only with
+DFLASH2_FULL=1.
 """
 
 import json
@@ -16,14 +17,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from generation import EXACT
+from llama_server import LlamaServer
 from rpc_server import RpcServer
+from server_pair import EXACT_CACHE_OPTIONS, EXACT_DRAFT_CACHE_OPTIONS, server_arguments
 
 from dflash2.errors import BuildError
 from dflash2.patches import build, locate, read_series
 
 PROBE = Path(__file__).with_name("graph_probe.py")
 FULL = bool(os.environ.get("DFLASH2_FULL"))
-TARGETS = ("libs", "rpc")
+TARGETS = ("libs", "server", "rpc")
 ENDS = ("patched", "stock")
 N_PROMPTS, N_TOKENS = 2, 300  # past the first 256 cells of the caches
 # Layers of both models on both servers; or all of the target on one and of the drafter, but its head, on the other.
@@ -43,7 +46,7 @@ def builds():
     except BuildError as error:
         pytest.skip(str(error))
     if None in found.values() or found["patched"].series != read_series().digest:
-        pytest.skip("needs builds with --targets libs,rpc, patched and --stock; DFLASH2_FULL=1 makes them")
+        pytest.skip("needs builds with --targets libs,server,rpc, patched and --stock; DFLASH2_FULL=1 makes them")
     return found
 
 
@@ -100,6 +103,41 @@ def test_drafts_are_the_same_over_rpc(cycles, at_home, client, servers, placemen
     assert np.all(found["rebuilds"] >= 0) == (client == "patched")
     for name in ("tokens", "anchors", "positions", "proposals"):
         assert np.array_equal(found[name], at_home[name]), name
+
+
+@pytest.fixture(scope="module")
+def answers(builds, target_path, exact_drafters, prompts, tmp_path_factory):
+    """What the llama-server of `client` answers: [(tokens, drafted, accepted)]; `servers` and `options` as above."""
+
+    def run(client, servers=(), *options):
+        folder = tmp_path_factory.mktemp("rpc-server")
+        with ExitStack() as stack:
+            programs = [builds[end].program("ggml-rpc-server") for end in servers]
+            running = [stack.enter_context(RpcServer(given, folder / f"{i}.log")) for i, given in enumerate(programs)]
+            everything = ("--gpu-layers", "99", "--spec-draft-ngl", "99")
+            away = ("--rpc", ",".join(server.endpoint for server in running), *everything, *options) if servers else ()
+            exact = (*EXACT_CACHE_OPTIONS, *EXACT_DRAFT_CACHE_OPTIONS, "--no-repack")  # RPC has no other layouts
+            arguments = [*server_arguments(target_path, exact_drafters["v2"]), *exact, *away]
+            server = stack.enter_context(LlamaServer(builds[client].server, arguments, folder / "server.log"))
+            given = [server.answer(prompt, N_TOKENS, temperature=0.0) for prompt in prompts[:5]]
+            assert all(sum(server.graphs()) > 0 for server in running)
+        return [(a["tokens"], a["timings"]["draft_n"], a["timings"]["draft_n_accepted"]) for a in given]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def at_home_answers(answers):
+    return {client: answers(client) for client in ENDS}
+
+
+@pytest.mark.parametrize("options", [(), ("--tensor-split", "1,0", "--spec-draft-device", "RPC1")], ids=PLACEMENTS)
+@pytest.mark.parametrize("servers", [("patched", "patched"), ("stock", "stock"), ("patched", "stock")])
+@pytest.mark.parametrize("client", ENDS)
+def test_llama_server_answers_the_same_over_rpc(answers, at_home_answers, client, servers, options):
+    expected = at_home_answers[client]
+    assert all(accepted > 0 for _, _, accepted in expected)
+    assert answers(client, servers, *options) == expected
 
 
 @pytest.mark.parametrize("servers", [("patched", "patched"), ("stock", "stock")])

@@ -207,6 +207,20 @@ def test_greedy_requests_choose_the_tokens_of_the_whole_chain(serve, exact_draft
                 assert tokens(server, prompt, 60, **chain) == tokens(plain, prompt, 60, **chain), chain
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_server_stopped_as_soon_as_it_listens_ends(serve):
+    """On one CPU the signal comes before the server's loop."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        for _ in range(3):
+            with serve() as server:
+                pass
+            assert server.exit_code == 0
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
 NOISE = """
 #include "dflash2-noise.h"
 #include <cstdio>

@@ -111,9 +111,9 @@ def measure_table(made: Build) -> None:
             progress=lambda name, rows: bar.update(task, description=f"timing kernels: {name}, {rows} rows"),
         )
     limits = ", ".join(f"{entry.type} {entry.rows}" for entry in measured.entries)
-    table = dispatch.table_path()
     console.print(f"{measured.name}: rows for the kernel of few: {limits}", markup=False, soft_wrap=True)
-    console.print(f"In effect with {dispatch.TABLE_VARIABLE}={table}", markup=False, soft_wrap=True)
+    table = made.libraries / dispatch.TABLE
+    console.print(f"In effect in everything that loads this build: {table}", markup=False, soft_wrap=True)
 
 
 @click.command()
@@ -172,7 +172,8 @@ def _findings() -> Iterator[tuple[str, str]]:
 
 
 def _summary(found: Build) -> str:
-    from dflash2.patches import read_series
+    from dflash2.patches import dispatch, read_series
 
+    measured = ", kernel table measured" if (found.libraries / dispatch.TABLE).is_file() else ""
     age = "" if found.series == read_series().digest else " (of another version of dflash2; run `dflash2 build` again)"
-    return f"{found.backend}, {', '.join(found.targets)}, patches {found.series[:8]}{age}, {found.libraries}"
+    return f"{found.backend}, {', '.join(found.targets)}, patches {found.series[:8]}{age}{measured}, {found.libraries}"

@@ -4,9 +4,10 @@
 // with a single vector, and one that multiplies tiles. Where the second becomes the faster one depends on the type of
 // the weights and on the card. An entry of the table says up to how many rows the first is used.
 //
-// Entries come from the code below, then from the environment variable DFLASH2_DISPATCH: the path of a file, or the
-// entries themselves, separated by ';'. The last one that fits counts; where none does, the backend decides as it
-// always did. DFLASH2_NO_DISPATCH=1 ignores all entries. One entry a line, '#' before a comment:
+// Entries come from the code below, then from the file dflash2-dispatch.txt beside the library, where the measuring puts
+// them, then from the environment variable DFLASH2_DISPATCH: the path of a file, or the entries themselves, separated by
+// ';'. The last one that fits counts; where none does, the backend decides as it always did. DFLASH2_NO_DISPATCH=1
+// ignores all entries. One entry a line, '#' before a comment:
 //
 //     backend device operation type rows          for example: cuda 860 mul_mat q4_K 5
 //
@@ -28,6 +29,15 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#ifdef _WIN32
+#    ifndef NOMINMAX
+#        define NOMINMAX
+#    endif
+#    include <windows.h>
+#else
+#    include <dlfcn.h>
+#endif
 
 namespace dflash2 {
 
@@ -54,21 +64,30 @@ struct dispatch_limits {
 using dispatch_entries = std::vector<dispatch_entry>;
 using dispatch_report  = std::function<void(const std::string &)>;
 
-// Cards that upstream has no entries for, where measurements were published. For sm_75 and sm_80 none were found:
-// `dflash2 build --measure-dispatch` fills the table there.
-// sm_86, q4_0 and q8_0: on an A10 the other kernel wins at 8 rows, by 9.1% end to end for q4_0 (llama.cpp issue 28090).
-// sm_86, K-quants: upstream's own limits of sm_120; those of sm_70 are the same from q4_K on. On an RTX 3090 a limit of
-// 3 for all types made DFlash 2 overtake MTP (club-3090 PR 1056), so these err on the side of what upstream does.
+// Cards that upstream has no limits for, by what was published; `dflash2 build --measure-dispatch` replaces them.
+// sm_75: upstream's 8, said aloud. Nobody published a sweep, and the GTX 16 and MX cards, which have the same number but
+//   no tensor cores for MMQ, would pay for one of a T4.
+// sm_80, sm_86, K-quants: the larger of upstream's limits for sm_70 and sm_120. MMVQ decodes the weights anew for every
+//   row, so what counts is multiprocessors x GHz over GB/s: the V100 (0.13), RTX 5090 (0.23) and Orin (0.10, limit 1)
+//   switch, the RTX 4090 (0.32) and GB10 (0.42) do not; the A100 has 0.1, RTX 3090 0.15, A10 0.2. On an RTX 3090 a limit
+//   of 3 for all types made DFlash 2 overtake MTP (club-3090 PR 1056), so these err on upstream's side.
+// sm_86, q4_0 and q8_0: MMQ wins from 8 rows on an A10, by 9.1% end to end for q4_0, from 4 on an RTX 3050 (llama.cpp
+//   issue 28090). sm_80 keeps 8 there: the V100 and the L20 lose with 7 (same issue).
 inline dispatch_entries dispatch_built_in() {
-    return {
+    dispatch_entries entries = {
+        { "cuda", 750, DISPATCH_MUL_MAT, GGML_TYPE_COUNT, 8 },
+        { "cuda", 800, DISPATCH_MUL_MAT, GGML_TYPE_COUNT, 8 },
         { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q4_0, 7 },
         { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q8_0, 7 },
-        { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q2_K, 5 },
-        { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q3_K, 5 },
-        { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q4_K, 5 },
-        { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q5_K, 6 },
-        { "cuda", 860, DISPATCH_MUL_MAT, GGML_TYPE_Q6_K, 7 },
     };
+    for (const int device : { 800, 860 }) {
+        entries.push_back({ "cuda", device, DISPATCH_MUL_MAT, GGML_TYPE_Q2_K, 5 });
+        entries.push_back({ "cuda", device, DISPATCH_MUL_MAT, GGML_TYPE_Q3_K, 6 });
+        entries.push_back({ "cuda", device, DISPATCH_MUL_MAT, GGML_TYPE_Q4_K, 5 });
+        entries.push_back({ "cuda", device, DISPATCH_MUL_MAT, GGML_TYPE_Q5_K, 6 });
+        entries.push_back({ "cuda", device, DISPATCH_MUL_MAT, GGML_TYPE_Q6_K, 7 });
+    }
+    return entries;
 }
 
 // One line as an entry. An empty one (or a comment) gives false and no message, a wrong one false and what is wrong.
@@ -152,23 +171,47 @@ inline dispatch_entries dispatch_parse(std::string text, const dispatch_report &
     return entries;
 }
 
-// The entries in force: built in, then those of the environment.
+// Path of the measured table: beside the library, or program, that this is compiled into; "" if its path is not known.
+inline std::string dispatch_measured() {
+    std::string path;
+#ifdef _WIN32
+    HMODULE     module = nullptr;
+    char        name[MAX_PATH];
+    const DWORD flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    if (GetModuleHandleExA(flags, (LPCSTR) &dispatch_measured, &module)) {
+        path.assign(name, GetModuleFileNameA(module, name, MAX_PATH));
+    }
+#else
+    Dl_info info;
+    if (dladdr((void *) &dispatch_measured, &info) != 0 && info.dli_fname != nullptr) {
+        path = info.dli_fname;
+    }
+#endif
+    const size_t folder = path.find_last_of("/\\");
+    return folder == std::string::npos ? "" : path.substr(0, folder + 1) + "dflash2-dispatch.txt";
+}
+
+// The entries in force: built in, then the measured ones, then those of the environment.
 inline dispatch_entries dispatch_load(const dispatch_report & report) {
     const char * off = getenv("DFLASH2_NO_DISPATCH");
     if (off != nullptr && std::string(off) == "1") {
         return {};
     }
     dispatch_entries entries = dispatch_built_in();
-    if (const char * given = getenv("DFLASH2_DISPATCH")) {
-        std::ifstream     file(given);
+    const auto add = [&](const std::string & path, const std::string & otherwise) {
+        std::ifstream     file(path);
         std::stringstream text;
         if (file.is_open()) {
             text << file.rdbuf();
         } else {
-            text << given;
+            text << otherwise;
         }
         const dispatch_entries more = dispatch_parse(text.str(), report);
         entries.insert(entries.end(), more.begin(), more.end());
+    };
+    add(dispatch_measured(), "");
+    if (const char * given = getenv("DFLASH2_DISPATCH")) {
+        add(given, given);
     }
     return entries;
 }

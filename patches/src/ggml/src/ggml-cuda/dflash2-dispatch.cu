@@ -22,7 +22,7 @@ static std::atomic<int64_t> decided[2];
 
 static const dflash2::dispatch_limits & limits_of(int cc) {
     static const dflash2::dispatch_entries entries = dflash2::dispatch_load(
-        [](const std::string & problem) { GGML_LOG_WARN("DFLASH2_DISPATCH: %s\n", problem.c_str()); });
+        [](const std::string & problem) { GGML_LOG_WARN("kernel table: %s\n", problem.c_str()); });
     thread_local int                      known = -1;
     thread_local dflash2::dispatch_limits limits;
     if (known != cc) {

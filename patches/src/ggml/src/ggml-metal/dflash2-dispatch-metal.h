@@ -16,7 +16,7 @@ inline const dflash2::dispatch_limits & dflash2_metal_limits() {
     // A Mac has one GPU, so an entry for any device is enough; 0 stands for it.
     static const dflash2::dispatch_limits limits = dflash2::dispatch_for(
         dflash2::dispatch_load(
-            [](const std::string & problem) { GGML_LOG_WARN("DFLASH2_DISPATCH: %s\n", problem.c_str()); }),
+            [](const std::string & problem) { GGML_LOG_WARN("kernel table: %s\n", problem.c_str()); }),
         "metal", 0);
     return limits;
 }
