@@ -172,8 +172,7 @@ def _findings() -> Iterator[tuple[str, str]]:
 
 
 def _summary(found: Build) -> str:
-    from dflash2.patches import dispatch, read_series
+    from dflash2.patches import read_series
 
-    measured = ", kernel table measured" if (found.libraries / dispatch.TABLE).is_file() else ""
     age = "" if found.series == read_series().digest else " (of another version of dflash2; run `dflash2 build` again)"
-    return f"{found.backend}, {', '.join(found.targets)}, patches {found.series[:8]}{age}{measured}, {found.libraries}"
+    return f"{found.backend}, {', '.join(found.targets)}, patches {found.series[:8]}{age}, {found.libraries}"

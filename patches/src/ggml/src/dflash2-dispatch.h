@@ -65,12 +65,12 @@ using dispatch_entries = std::vector<dispatch_entry>;
 using dispatch_report  = std::function<void(const std::string &)>;
 
 // Cards that upstream has no limits for, by what was published; `dflash2 build --measure-dispatch` replaces them.
-// sm_75: upstream's 8, said aloud. Nobody published a sweep, and the GTX 16 and MX cards, which have the same number but
-//   no tensor cores for MMQ, would pay for one of a T4.
-// sm_80, sm_86, K-quants: the larger of upstream's limits for sm_70 and sm_120. MMVQ decodes the weights anew for every
-//   row, so what counts is multiprocessors x GHz over GB/s: the V100 (0.13), RTX 5090 (0.23) and Orin (0.10, limit 1)
-//   switch, the RTX 4090 (0.32) and GB10 (0.42) do not; the A100 has 0.1, RTX 3090 0.15, A10 0.2. On an RTX 3090 a limit
-//   of 3 for all types made DFlash 2 overtake MTP (club-3090 PR 1056), so these err on upstream's side.
+// sm_75: upstream's 8, said aloud. No sweep of K-quants was found, and the GTX 16 and MX cards, which have the same
+//   number but no tensor cores for MMQ, may lose by what a T4 gains.
+// sm_80, sm_86, K-quants: the larger of upstream's limits for sm_70 and sm_120; no sweep of such a card was found. MMVQ
+//   decodes the weights anew for every row, so what should count is multiprocessors x GHz over GB/s: the V100 (0.13),
+//   RTX 5090 (0.23) and Orin (0.10, limit 1) switch, the RTX 4090 (0.32) and GB10 (0.42) hardly; the A100 has 0.1, the
+//   RTX 3090 0.15, the A10 0.2. On an RTX 3090 a limit of 3 for all types made DFlash 2 overtake MTP (club-3090 PR 1056).
 // sm_86, q4_0 and q8_0: MMQ wins from 8 rows on an A10, by 9.1% end to end for q4_0, from 4 on an RTX 3050 (llama.cpp
 //   issue 28090). sm_80 keeps 8 there: the V100 and the L20 lose with 7 (same issue).
 inline dispatch_entries dispatch_built_in() {
