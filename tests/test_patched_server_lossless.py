@@ -89,6 +89,22 @@ def test_a_slot_restored_from_a_file(serve, exact_drafters, tokens_of, tmp_path)
         assert server.answer(long, N_TOKENS, **GREEDY)["tokens"] == fresh(plain, long)["tokens"]
 
 
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_request_that_names_a_busy_slot_leaves_it_alone(serve, exact_drafters, tokens_of, drafts):
+    """It waits for the slot, whose memory the prompt cache must not take away meanwhile."""
+    first, second = tokens_of[0], tokens_of[1]
+    options = {"temperature": 0.0, "id_slot": 0, "cache_prompt": True, "return_tokens": True}
+    with serve() as plain, serve(exact_drafters["v2"] if drafts else None, "--cache-ram", "64") as server:
+        server.post("/completion", {**options, "prompt": second, "n_predict": 20})  # then put away for the first
+        running = server.stream("/completion", {**options, "prompt": first, "n_predict": 300, "stream": True})
+        tokens = next(running)["tokens"]
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(server.post, "/completion", {**options, "prompt": second, "n_predict": 20})
+            tokens += [token for event in running for token in event["tokens"]]
+            assert waiting.result()["tokens"] == fresh(plain, second, 20)["tokens"]
+        assert tokens == fresh(plain, first, 300)["tokens"]
+
+
 def test_the_context_is_shifted(serve, exact_drafters, tokens_of):
     shifted = ("--context-shift", "--ctx-size", "256")
     with serve(None, *shifted) as plain, serve(exact_drafters["v2"], *shifted) as server:
