@@ -131,7 +131,7 @@ def at_home_answers(answers):
     return {client: answers(client) for client in ENDS}
 
 
-@pytest.mark.parametrize("options", [(), ("--tensor-split", "1,0", "--spec-draft-device", "RPC1")], ids=PLACEMENTS)
+@pytest.mark.parametrize("options", [(), ("--tensor-split", "1,0", "--spec-draft-device", "RPC1,RPC0")], ids=PLACEMENTS)
 @pytest.mark.parametrize("servers", [("patched", "patched"), ("stock", "stock"), ("patched", "stock")])
 @pytest.mark.parametrize("client", ENDS)
 def test_llama_server_answers_the_same_over_rpc(answers, at_home_answers, client, servers, options):
