@@ -213,7 +213,7 @@ def test_drafter_of_another_architecture_than_the_target_is_refused(target_path)
 
 def test_models_in_the_wrong_order_are_refused(target_path, drafter_gguf):
     with pytest.raises(RecipeError, match="is a DFlash drafter, not its target"):
-        pair_names(str(drafter_gguf), str(target_path))
+        pair_names(str(drafter_gguf), str(drafter_gguf))
     with pytest.raises(RecipeError, match="is a qwen3 model and no DFlash drafter"):
         pair_names("Qwen/Qwen3-4B", str(target_path))
 
@@ -246,7 +246,8 @@ def test_unknown_block_size_has_to_be_given():
 def test_drafter_whose_config_names_no_block_size(tmp_path):
     folder = make_drafter(tmp_path / "drafter")
     config = json.loads((folder / "config.json").read_text())
-    config["dflash_config"].pop("block_size")
+    config["dflash_config"].pop("block_size", None)
+    config.pop("block_size", None)
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(PairNameError, match="give --block-size N"):
         pair_names("Qwen/Qwen3-4B", str(folder))
