@@ -13,6 +13,7 @@ from types import FrameType
 import click
 
 from dflash2 import __version__
+from dflash2.commands.command import command as engine_command
 from dflash2.commands.convert import convert
 from dflash2.commands.converter import check, inspect, list_pairs, upgrade
 from dflash2.commands.demo import demo
@@ -77,7 +78,7 @@ def cli(debug: bool) -> None:
 
 # After a command's name too, where `dflash2-convert` has no other place for it.
 _DEBUG = click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
-for command in (convert, inspect, check, upgrade, list_pairs, run, demo, build, patch, doctor):
+for command in (convert, inspect, check, upgrade, list_pairs, run, demo, build, patch, doctor, engine_command):
     command.params.append(_DEBUG)
     cli.add_command(command)
 

@@ -33,6 +33,10 @@ class OptionError(Dflash2Error):
     """An option of a call has a value that it cannot have."""
 
 
+class RecipeError(Dflash2Error):
+    """No launch command can be given: the engine cannot run the pair, or too little is known of it."""
+
+
 class OutputError(Dflash2Error):
     """An output file cannot be written."""
 
