@@ -172,7 +172,7 @@ def _why_it_does_not_draft(program: Path, environment: Mapping[str, str]) -> str
         drafter = Path(folder) / "drafter.gguf"
         convert(pair.drafter, pair.target, drafter)
         arguments = ["--model", str(pair.target), "--host", "127.0.0.1", "--port", "0", "--offline"]
-        arguments += ["-c", "512", "-np", "1", "-ngl", "0", "-ngld", "0"]
+        arguments += ["-c", "512", "-np", "1", "-ngl", "0", "-ngld", "0", "-t", "1", "-td", "1"]
         # On CPUs with AMX, llama.cpp built by gcc crashes on repacked weights (its PR 26954).
         arguments += ["--no-repack", "--spec-type", "draft-dflash", "--spec-draft-model", str(drafter)]
         with _serving([str(program), *arguments], environment) as (port, ended):
