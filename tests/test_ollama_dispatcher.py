@@ -64,7 +64,7 @@ def put(folder: Path) -> Path:
     ours.mkdir()
     original, server = witness(ollama / "llama-server.ollama", "original"), witness(ours / "llama-server", "server")
     program = ollama / "llama-server"
-    program.write_bytes(dispatcher(ollama, original, server))
+    program.write_bytes(dispatcher(program, original, server))
     program.chmod(0o755)
     return program
 
@@ -149,7 +149,7 @@ def test_ollamas_folder_is_known_by_the_name_of_a_link_too(tmp_path):
     linked.symlink_to(real)
     server = real.parent / "ours" / "llama-server"
     program = linked / "llama-server"
-    program.write_bytes(dispatcher(linked, linked / "llama-server.ollama", server))
+    program.write_bytes(dispatcher(program, linked / "llama-server.ollama", server))
     told = started(program, *DRAFTING[0], env={"LD_LIBRARY_PATH": f"{real}/cuda:{linked}:/mine"})
     assert told.environment[b"LD_LIBRARY_PATH"].decode() == f"{server.parent}:/mine"
 
@@ -178,6 +178,14 @@ def test_without_the_original_it_fails_in_one_line(tmp_path, shell):
     result = subprocess.run([*shell, program, "-c", "1"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (127, "")
     assert result.stderr == f"dflash2: Ollama's own llama-server, {original}, is gone: install Ollama again.\n"
+
+
+def test_an_original_put_back_while_it_starts_is_run_where_it_is_now(tmp_path, shell):
+    program = put(tmp_path)
+    running = program.rename(tmp_path / "as-it-was-read")
+    program.with_name("llama-server.ollama").rename(program)
+    told = started(*shell, running, "-c", "1 2")
+    assert (told.who, told.arguments, told.errors) == ("original", [b"-c", b"1 2"], "")
 
 
 def test_a_dispatcher_is_known_by_its_beginning(tmp_path):

@@ -9,14 +9,14 @@ import pytest
 from dflash2.modelfiles.server_probe import probe_server
 from dflash2.patches import build
 
-# Answers as llama.cpp b10488 does: it knows DFlash, and counts the tensors of a DFlash 2 drafter wrong.
+# Answers as llama.cpp b10488, built and run on this drafter, did: it knows DFlash, not DFlash 2.
 OLDER = """#!/bin/sh
 case "$*" in
-    --version) echo 'version: 10488 (deadbeef)' ;;
+    --version) echo 'version: 0.1.2-dev (build 10488, commit unknown)' ;;
     *--list-devices) printf 'Available devices:\\n  CUDA0: NVIDIA X (1024 MiB, 1000 MiB free)\\n' ;;
-    *) echo '0.00.1 I srv: loading model'
-       echo '0.00.2 E llama_model_load: error loading model: wrong number of tensors; expected 60, got 58'
-       echo '0.00.3 E srv: exiting due to model loading error'
+    *) echo '0.00.018.209 I srv    load_model: loading model'
+       echo '0.00.118.944 E llama_model_load: error loading model: wrong number of tensors; expected 36, got 25'
+       echo '0.00.320.057 E srv  llama_server: exiting due to model loading error'
        exit 1 ;;
 esac
 """
@@ -57,11 +57,11 @@ def test_every_option_that_is_not_known_is_named(patched):
 
 def test_a_server_from_before_dflash_2_says_why_it_does_not_load_the_drafter(program):
     probe = probe_server(program(OLDER))
-    assert (probe.version, probe.dflash2) == ("10488 (deadbeef)", False)
+    assert (probe.version, probe.dflash2) == ("0.1.2-dev (build 10488, commit unknown)", False)
     assert probe.devices == ("CUDA0: NVIDIA X (1024 MiB, 1000 MiB free)",)
     assert probe.reason == (
         "does not load a DFlash 2 drafter: "
-        "llama_model_load: error loading model: wrong number of tensors; expected 60, got 58"
+        "llama_model_load: error loading model: wrong number of tensors; expected 36, got 25"
     )
 
 

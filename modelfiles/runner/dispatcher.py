@@ -13,15 +13,23 @@ _SCRIPT = """\
 #!/bin/sh
 {mark} It stands in the place of Ollama's llama-server and runs the one of llama-dflash2 for
 # `--spec-type draft-dflash`, Ollama's own for everything else. `dflash2 ollama runner restore` takes it away again.
+dflash2_program={program}
 dflash2_original={original}
 dflash2_server={server}
 
 dflash2_run_original() {{
-    if [ ! -x "$dflash2_original" ]; then
-        printf '%s\\n' "dflash2: Ollama's own llama-server, $dflash2_original, is gone: install Ollama again." >&2
-        exit 127
+    if [ -x "$dflash2_original" ]; then
+        exec "$dflash2_original" "$@"
     fi
-    exec "$dflash2_original" "$@"
+    # It may have been put back while this script was starting.
+    dflash2_line=
+    {{ read -r dflash2_line; read -r dflash2_line; }} <"$dflash2_program"
+    case $dflash2_line in
+        '{mark}'*) ;;
+        *) exec "$dflash2_program" "$@" ;;
+    esac
+    printf '%s\\n' "dflash2: Ollama's own llama-server, $dflash2_original, is gone: install Ollama again." >&2
+    exit 127
 }}
 
 dflash2_types=
@@ -68,12 +76,13 @@ exec "$dflash2_server" "$@"
 """
 
 
-def dispatcher(folder: Path, original: Path, server: Path) -> bytes:
-    """The script that chooses between `original`, which lies in Ollama's `folder`, and `server`; paths are absolute."""
-    ollama = {str(folder), str(folder.resolve())}
+def dispatcher(program: Path, original: Path, server: Path) -> bytes:
+    """The script at `program` that chooses between `original` beside it and `server`; paths are absolute."""
+    ollama = {str(program.parent), str(program.parent.resolve())}
     patterns = [pattern for name in sorted(ollama) for pattern in (shlex.quote(name), f"{shlex.quote(name)}/*")]
     text = _SCRIPT.format(
         mark=_MARK.decode(),
+        program=shlex.quote(str(program)),
         original=shlex.quote(str(original)),
         server=shlex.quote(str(server)),
         libraries=shlex.quote(str(server.parent)),

@@ -59,7 +59,7 @@ def install(
         original = _original(places)
         probe = _fit(server)
         copy = copy_path(server, places.state)
-        script = dispatcher(places.folder, places.original, copy)
+        script = dispatcher(places.program, places.original, copy)
         record = Record(
             original=fingerprint(original),
             dispatcher=hashlib.sha256(script).hexdigest(),

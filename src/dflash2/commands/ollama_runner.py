@@ -71,7 +71,9 @@ def restore(folder: Path | None, dry_run: bool) -> None:
     folder = folder or room.find_folder()
     before = room.runner_status(folder)
     if before.state == "upgraded":
-        console.print("Ollama was upgraded: its new llama-server stays, and the old one that was kept goes.")
+        console.print(
+            "Ollama was upgraded: its new llama-server stays, and the old one that was kept goes.", soft_wrap=True
+        )
     with _advice_on_permission("restore", folder):
         after = room.restore(folder, progress=_said, dry_run=dry_run)
     if not dry_run:
