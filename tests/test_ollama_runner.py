@@ -279,13 +279,19 @@ def test_half_written_files_of_a_killed_call_go(folder, server):
     assert snapshot(folder.parent) == before
 
 
-def test_calls_at_the_same_time_wait_for_each_other(folder, server):
+def test_calls_at_the_same_time_wait_for_each_other_and_ollama_always_has_its_server(folder, server):
+    """A program proper, which is loaded when it is started; a script is opened by its name a moment later."""
+    stock = build(stock=True, targets=("server",))
+    shutil.copy(stock.server, folder / "llama-server")
+    command = [folder / "llama-server", "--version"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(stock.libraries)}
     calls = [("install", folder, server), ("restore", folder), ("install", folder, server), ("restore", folder)]
     running = [
         subprocess.Popen([sys.executable, "-c", KILLED, "0", *map(str, call)], stderr=subprocess.PIPE) for call in calls
     ]
     while any(process.poll() is None for process in running):
-        assert who(folder, "-c", "1") == "original"
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
     assert [(process.returncode, process.stderr.read()) for process in running] == [(0, b"")] * 4
     assert runner_status(folder).state in ("installed", "not installed")
     assert restore(folder).state == "not installed"

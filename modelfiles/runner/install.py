@@ -7,6 +7,7 @@ Every step is one rename, or is done beside what is in use, so that a call that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -70,7 +71,10 @@ def install(
         steps: list[Step] = [
             (f"copy {server} to {copy.parent}", lambda: _copy(server, copy, places)),
             (f"note the installation in {places.record}", lambda: write_record(places.record, record)),
-            (f"keep Ollama's own llama-server as {places.original}", lambda: _keep(places, original)),
+            (
+                f"keep Ollama's own llama-server as {places.original}",
+                lambda: _name_too(original, places.original, places),
+            ),
             (f"put the dispatcher in its place, {places.program}", lambda: _replace(places, script)),
             ("remove what an earlier installation left", lambda: remove_other_copies(places.state, copy)),
         ]
@@ -94,7 +98,7 @@ def restore(
         steps: list[Step] = []
         if before.original == places.original:
             words = f"put Ollama's own llama-server back, {places.program}"
-            steps.append((words, lambda: places.original.replace(places.program)))
+            steps.append((words, lambda: _name_too(places.original, places.program, places)))
         if any(map(os.path.lexists, (places.original, places.partial, places.state))):
             steps.append((f"remove {places.state} and what else is left", lambda: _remove_ours(places)))
         _take(steps, progress, dry_run)
@@ -152,13 +156,13 @@ def _copy(server: Path, copy: Path, places: Places) -> None:
         raise
 
 
-def _keep(places: Places, original: Path) -> None:
-    """Give Ollama's own a second name; owner, mode and time are those of the file."""
-    if original == places.original:
+def _name_too(path: Path, name: Path, places: Places) -> None:
+    """Give a file a second name, in the place of what had it; owner, mode and time are those of the file."""
+    if path == name:
         return
     places.partial.unlink(missing_ok=True)
-    os.link(original, places.partial, follow_symlinks=False)
-    places.partial.replace(places.original)
+    os.link(path, places.partial, follow_symlinks=False)
+    places.partial.replace(name)
     places.partial.unlink(missing_ok=True)  # renaming one name of a file to another of it does nothing
 
 
@@ -177,10 +181,11 @@ def _replace(places: Places, script: bytes) -> None:
 
 
 def _remove_ours(places: Places) -> None:
-    for path in (places.partial, places.original):
-        path.unlink(missing_ok=True)
     if places.state.exists():
         shutil.rmtree(places.state)
+    # Last, for a dispatcher that was starting when its place was taken.
+    for path in (places.partial, places.original):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -201,4 +206,6 @@ def _system_errors(places: Places) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunnerError(f"Cannot change {error.filename or places.folder}: {error.strerror or error}.") from error
+        advice = "; the runner needs a folder that can be written to" if error.errno == errno.EROFS else ""
+        message = f"Cannot change {error.filename or places.folder}: {error.strerror or error}{advice}."
+        raise RunnerError(message) from error
