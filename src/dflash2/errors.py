@@ -57,6 +57,10 @@ class PatchError(BuildError):
     """The patch series cannot be applied to a tree of llama.cpp, or removed from it."""
 
 
+class RunnerError(Dflash2Error):
+    """Ollama's folder is not as expected, or the server to put there does not do what Ollama asks of it."""
+
+
 class ContextLimitError(Dflash2Error, RuntimeError):
     """A token does not fit into the context any more; a RuntimeError too, as llama_cpp raises there."""
 
