@@ -10,10 +10,10 @@ import signal
 import ssl
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from dflash2.errors import ServerError
@@ -33,6 +33,17 @@ _HARMLESS = ("during memory fitting", "common_fit_params")
 _SAID = "Its last lines:"
 
 
+class StopRequest:
+    """How often a stop was asked for; by a signal handler, too."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def ask(self) -> None:
+        """Ask for it once more."""
+        self.count += 1
+
+
 class ServerProcess:
     """The child process, from its start until it is stopped or ends by itself.
 
@@ -44,13 +55,16 @@ class ServerProcess:
         self,
         command: Sequence[str],
         *,
+        stop: StopRequest,
         environment: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """Start `command` with these variables besides those of this process; raises ServerError if it is none."""
+        """Start `command` with these variables besides those of this process; raises ServerError if it is none.
+
+        Once a `stop` is asked for, waiting ends.
+        """
         self._name = Path(command[0]).name
-        self._wake: SimpleQueue[None] = SimpleQueue()
-        self._stop = False
+        self._stop = stop
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._on_line = on_line
         try:
@@ -71,7 +85,6 @@ class ServerProcess:
             raise ServerError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        threading.Thread(target=self._await_end, daemon=True).start()
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -82,42 +95,32 @@ class ServerProcess:
         self.stop()
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
     def ended(self) -> str | None:
-        """How it ended ("exit status 1", "ended by SIGKILL"); None while it runs."""
+        """How it ended ("exit status 1", "by SIGKILL"); None while it runs."""
         status = self._process.poll()
         if status is None:
             return None
-        return f"exit status {status}" if status >= 0 else f"ended by {_signal_name(-status)}"
-
-    def request_stop(self) -> None:
-        """Make `wait_until_ready` and `wait` return; may be called by a signal handler."""
-        self._stop = True
-        self._wake.put(None)
+        return f"exit status {status}" if status >= 0 else f"by {_signal_name(-status)}"
 
     def wait_until_ready(self, address: Address) -> bool:
-        """Wait until it answers requests; False if a stop was asked for before.
+        """Wait until it answers requests; False if a stop is asked for before.
 
         Raises ServerError, with the reason in its own words, if it ends.
         """
-        while not self._stop:
+        while not self._stop.count:
             if self.ended is not None:
                 raise ServerError(f"{self._name} ended while it was starting ({self.ended}): {self._why()}.")
             if _is_healthy(address):
                 return True
-            self._sleep(_POLL_SECONDS)
+            self._pause()
         return False
 
     def wait(self) -> None:
         """Wait until a stop is asked for; raises ServerError, with what to do and its last lines, if it ends before."""
-        while not self._stop and self.ended is None:
-            self._sleep(None)
-        if self._stop:
-            return
+        while self.ended is None:
+            if self._stop.count:
+                return
+            self._pause()
         self._reader.join(_ANSWER_SECONDS)
         said = "\n".join([_SAID, *self._last]) if self._last else "It said nothing."
         raise ServerError(f"{self._name} ended by itself ({self.ended}). {self._advice()}\n{said}")
@@ -126,11 +129,12 @@ class ServerProcess:
         """End it: politely, and by force if it does not within seconds or a stop is asked for once more."""
         if self.ended is None:
             self._send("SIGTERM")
-            while not self._wake.empty():
-                self._wake.get()
-            self._sleep(_GRACE_SECONDS)
-            if self.ended is None:
-                self._send("SIGKILL")
+            asked, begin = self._stop.count, time.monotonic()
+            while self.ended is None:
+                if self._stop.count > asked or time.monotonic() - begin > _GRACE_SECONDS:
+                    self._send("SIGKILL")
+                    break
+                self._pause()
         self._process.wait()
         self._reader.join(_ANSWER_SECONDS)
 
@@ -141,10 +145,9 @@ class ServerProcess:
         else:
             self._process.terminate()
 
-    def _sleep(self, seconds: float | None) -> None:
-        """Until something happens, or so long."""
-        with contextlib.suppress(Empty):
-            self._wake.get(timeout=seconds)
+    def _pause(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_POLL_SECONDS)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -155,10 +158,6 @@ class ServerProcess:
                     self._on_line(self._last[-1])
                 except OSError:  # nobody looks any more; the server must still be read from, or it would stand still
                     self._on_line = None
-
-    def _await_end(self) -> None:
-        self._process.wait()
-        self._wake.put(None)
 
     def _why(self) -> str:
         """The first line that tells of an error, else the last of all."""
@@ -181,9 +180,11 @@ class ServerProcess:
 def _trouble(line: str) -> str:
     """What `line` says of an error, empty if it does not."""
     logged = _LOG_LINE.match(line)
-    if (logged and logged[1] != "E") or any(part in line for part in _HARMLESS) or not _TELLING.search(line):
+    if any(part in line for part in _HARMLESS):
         return ""
-    return logged[2] if logged else line
+    if logged:
+        return logged[2] if logged[1] == "E" else ""
+    return line if _TELLING.search(line) else ""
 
 
 def _signal_name(number: int) -> str:

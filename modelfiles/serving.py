@@ -10,6 +10,7 @@ import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dflash2.errors import OptionError, ServerError
 from dflash2.gguf_info import read_gguf_info
@@ -22,6 +23,8 @@ KEY_VARIABLE = "LLAMA_API_KEY"  # llama-server's own name for it
 _MOST_CONTEXT = 16384
 _UNKNOWN_CONTEXT = 4096
 _MIB = 1 << 20
+# Options that our own are made of: a port 0 becomes a number, and llama-server would collect both names.
+_HOST, _PORT, _ALIAS = "--host", "--port", ("--alias", "-a")
 # llama-server's default margin of --fit, MiB: it measures the target alone and leaves the drafter out.
 _MARGIN = 1024
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -79,8 +82,9 @@ class Address:
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
 
 
-def served_name(pair: Pair, alias: str | None) -> str:
-    """The model's name in the API: `alias`, else that of the target's file; raises OptionError if it is no text."""
+def served_name(pair: Pair, options: ServeOptions) -> str:
+    """The model's name in the API, by default that of the target's file; raises OptionError if it is no text."""
+    alias = _forwarded(options, *_ALIAS) or options.alias
     if alias is None:  # llama-server takes a comma for the end of a name
         return printable(pair.target.path.stem).replace(",", "_")
     if not alias or not alias.isprintable():
@@ -107,21 +111,21 @@ def server_address(options: ServeOptions) -> Address:
 
     Raises ServerError if nothing can listen there, and OptionError for what is no TCP address.
     """
-    host = _forwarded(options, "--host", options.host).split(",")[0]
-    port = _forwarded(options, "--port", str(options.port))
+    host = (_forwarded(options, _HOST) or options.host).split(",")[0]
+    port = _forwarded(options, _PORT) or str(options.port)
     if host.endswith(".sock"):
         raise OptionError(f"{host} is a Unix socket; dflash2 serve watches over a TCP port, run llama-server itself.")
     if not port.isascii() or not port.isdigit():
         raise OptionError(f"the port {port!r} is no number; give 0 to 65535.")
-    secure = _forwarded(options, "--ssl-cert-file", os.environ.get("LLAMA_ARG_SSL_CERT_FILE", "")) != ""
-    prefix = _forwarded(options, "--api-prefix", os.environ.get("LLAMA_ARG_API_PREFIX", ""))
+    secure = bool(_forwarded(options, "--ssl-cert-file") or os.environ.get("LLAMA_ARG_SSL_CERT_FILE"))
+    prefix = _forwarded(options, "--api-prefix") or os.environ.get("LLAMA_ARG_API_PREFIX", "")
     return Address(host, _free_port(host, int(port)), secure, prefix)
 
 
-def _forwarded(options: ServeOptions, name: str, default: str) -> str:
-    """The value of an option among the forwarded ones, as llama-server takes it: the last."""
-    values = [value for key, value in zip(options.forwarded, options.forwarded[1:], strict=False) if key == name]
-    return values[-1] if values else default
+def _forwarded(options: ServeOptions, *names: str) -> str | None:
+    """The value of an option among the forwarded ones, as llama-server takes it: the last; None if it is not there."""
+    values = [value for key, value in pairwise(options.forwarded) if key in names]
+    return values[-1] if values else None
 
 
 def _free_port(host: str, port: int) -> int:
@@ -169,7 +173,7 @@ def command_line(pair: Pair, options: ServeOptions, program: ServerProgram, addr
     """The program and its options, those of the user last: llama-server takes the last of each."""
     depth = checked_depth(pair, options.depth)
     command = [
-        *(str(program.path), "--model", str(pair.target.path), "--alias", served_name(pair, options.alias)),
+        *(str(program.path), "--model", str(pair.target.path), "--alias", served_name(pair, options)),
         *("--spec-type", "draft-dflash", "--spec-draft-model", str(pair.drafter.path)),
         *("--spec-draft-n-max", str(depth), *(COUPLED if program.couples else ())),
         *("--ctx-size", str(context_size(pair, options.ctx_size) * options.parallel)),
@@ -191,11 +195,11 @@ def command_line(pair: Pair, options: ServeOptions, program: ServerProgram, addr
 
 
 def _rest(forwarded: Sequence[str]) -> list[str]:
-    """All but host and port, which the address holds already: a port 0 has become a number."""
+    """All but those that our own are made of."""
     kept: list[str] = []
     words = iter(forwarded)
     for word in words:
-        if word in ("--host", "--port"):
+        if word in (_HOST, _PORT, *_ALIAS):
             next(words, None)
         else:
             kept.append(word)
@@ -204,7 +208,7 @@ def _rest(forwarded: Sequence[str]) -> list[str]:
 
 def example_request(address: Address, name: str, *, key: bool) -> str:
     """A line for a shell that asks the server something; with `key`, of the variable that holds it."""
-    body = {"model": name, "messages": [{"role": "user", "content": "Say hello."}]}
+    body = {"model": name, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 64}
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if key else ""
     return (
         f"curl {shlex.quote(address.url + '/v1/chat/completions')} -H 'Content-Type: application/json'{header}"

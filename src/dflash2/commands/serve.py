@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from dflash2.commands.pair import pair_options, ready_pair
 from dflash2.commands.terminal import FILE, THREADS, cell, console, errors
 from dflash2.errors import OptionError
 from dflash2.modelfiles import Pair, llama_server, serving
-from dflash2.modelfiles.server_process import ServerProcess
+from dflash2.modelfiles.server_process import ServerProcess, StopRequest
 from dflash2.modelfiles.serving import KEY_VARIABLE, Address, ServeOptions
 
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -114,12 +114,6 @@ def _endpoints(rpc: str | None, *, allowed: bool) -> tuple[str, ...]:
             f"{foreign[0]} is another machine, and llama.cpp's RPC has no authentication: whoever reaches that port "
             "can use the machine and read what is sent; say --rpc-insecure if its network is yours alone."
         )
-    errors.print(
-        "RPC: no authentication and no encryption; whoever reaches these ports can use the machines behind them.",
-        style="yellow",
-        markup=False,
-        soft_wrap=True,
-    )
     return endpoints
 
 
@@ -130,24 +124,33 @@ def _serve_program(pair: Pair, options: ServeOptions, given: Path | None, key: s
             native.check_rpc_server(endpoint)
     address = serving.server_address(options)
     command = serving.command_line(pair, options, program, address)
-    process = ServerProcess(
-        command, environment={} if key is None else {KEY_VARIABLE: key}, on_line=_show if verbose else None
-    )
-    with _stopping(process.request_stop), process:
-        with _loading(pair, spin=errors.is_terminal and not verbose):
+    environment = {} if key is None else {KEY_VARIABLE: key}
+    on_line = _show if verbose else None
+    with (
+        _stopping() as stop,
+        ServerProcess(command, stop=stop, environment=environment, on_line=on_line) as process,
+    ):
+        with _loading(pair, options.rpc, spin=errors.is_terminal and not verbose):
             ready = process.wait_until_ready(address)
         if ready:
             _announce(pair, options, address, f"{program.path} ({program.origin})", key)
             process.wait()
-    errors.print(f"{program.path.name} has ended: {process.ended}", markup=False, soft_wrap=True)
+    errors.print(f"{program.path.name} has stopped: {process.ended}", markup=False, soft_wrap=True)
 
 
 def _show(line: str) -> None:
     errors.print(line, markup=False, soft_wrap=True)
 
 
-def _loading(pair: Pair, *, spin: bool) -> contextlib.AbstractContextManager[object]:
-    """Say what is loaded, by a display that moves until the block ends if `spin`."""
+def _loading(pair: Pair, rpc: tuple[str, ...], *, spin: bool) -> contextlib.AbstractContextManager[object]:
+    """Say what is loaded, by a display that moves until the block ends if `spin`, and whom it is trusted to."""
+    if rpc:
+        errors.print(
+            f"RPC has no authentication and no encryption: whoever reaches {', '.join(rpc)} can use what is behind.",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     what = f"loading {pair.target.label} with {pair.drafter.label}"
     if spin:
         return errors.status(cell(what))
@@ -156,7 +159,7 @@ def _loading(pair: Pair, *, spin: bool) -> contextlib.AbstractContextManager[obj
 
 
 def _announce(pair: Pair, options: ServeOptions, address: Address, served_by: str, key: str | None) -> None:
-    name = serving.served_name(pair, options.alias)
+    name = serving.served_name(pair, options)
     token = f'os.environ["{KEY_VARIABLE}"]' if key else '"none"'
     lines = [
         f"ready at {address.url}: {name}, by {served_by}",
@@ -175,16 +178,17 @@ def _announce(pair: Pair, options: ServeOptions, address: Address, served_by: st
 
 
 @contextlib.contextmanager
-def _stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Signals that end a program call `stop` instead; what nohup ignores stays ignored."""
+def _stopping() -> Iterator[StopRequest]:
+    """Signals that end a program ask for a stop instead; what nohup ignores stays ignored."""
+    stop = StopRequest()
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
-            signal.signal(number, lambda _number, _frame: stop())
+            signal.signal(number, lambda _number, _frame: stop.ask())
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -196,7 +200,7 @@ def _serve_python(pair: Pair, options: ServeOptions, key: str | None, *, verbose
 
     address = serving.server_address(options)
     cache_type = GGMLQuantizationType[options.cache_type.upper()].value
-    name = serving.served_name(pair, options.alias)
+    name = serving.served_name(pair, options)
     model = PairSettings(
         model=str(pair.target.path),
         drafter=str(pair.drafter.path),
@@ -219,9 +223,9 @@ def _serve_python(pair: Pair, options: ServeOptions, key: str | None, *, verbose
         _announce(pair, options, address, "llama-cpp-python", key)
 
     try:
-        with _loading(pair, spin=False):  # uvicorn and llama.cpp write their own lines meanwhile
+        with _loading(pair, options.rpc, spin=False):  # uvicorn and llama.cpp write their own lines meanwhile
             serve_models([model], settings, on_ready=on_ready)
     except (KeyboardInterrupt, SystemExit):  # the signals that uvicorn closed its server for
         if not ready:
             raise
-    errors.print("the server has ended", markup=False)
+    errors.print("the server has stopped")
