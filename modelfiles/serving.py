@@ -63,17 +63,23 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server answers: `connect` is what a client on this machine connects to."""
+    """Where a server answers: at `hosts`, one or several separated by commas."""
 
-    host: str
+    hosts: str
     port: int
     secure: bool = False
     prefix: str = ""
 
     @property
     def connect(self) -> str:
-        """The host, a loopback address where the server listens at every one."""
-        return _ANY_ADDRESS.get(self.host, self.host)
+        """What a client on this machine connects to."""
+        host = self.hosts.split(",")[0]
+        return _ANY_ADDRESS.get(host, host)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine reaches it."""
+        return all(map(is_loopback, self.hosts.split(",")))
 
     @property
     def url(self) -> str:
@@ -111,15 +117,20 @@ def server_address(options: ServeOptions) -> Address:
 
     Raises ServerError if nothing can listen there, and OptionError for what is no TCP address.
     """
-    host = (_forwarded(options, _HOST) or options.host).split(",")[0]
+    hosts = _forwarded(options, _HOST) or options.host
     port = _forwarded(options, _PORT) or str(options.port)
-    if host.endswith(".sock"):
-        raise OptionError(f"{host} is a Unix socket; dflash2 serve watches over a TCP port, run llama-server itself.")
+    if hosts.endswith(".sock"):
+        raise OptionError(f"{hosts} is a Unix socket; dflash2 serve watches over a TCP port, run llama-server itself.")
     if not port.isascii() or not port.isdigit():
         raise OptionError(f"the port {port!r} is no number; give 0 to 65535.")
     secure = bool(_forwarded(options, "--ssl-cert-file") or os.environ.get("LLAMA_ARG_SSL_CERT_FILE"))
     prefix = _forwarded(options, "--api-prefix") or os.environ.get("LLAMA_ARG_API_PREFIX", "")
-    return Address(host, _free_port(host, int(port)), secure, prefix)
+    return Address(hosts, _free_port(hosts.split(",")[0], int(port)), secure, prefix)
+
+
+def asks_for_key(options: ServeOptions, key: str | None) -> bool:
+    """Whether clients must send a key: ours, or one that was forwarded."""
+    return key is not None or _forwarded(options, "--api-key", "--api-key-file") is not None
 
 
 def _forwarded(options: ServeOptions, *names: str) -> str | None:
@@ -191,7 +202,7 @@ def command_line(pair: Pair, options: ServeOptions, program: ServerProgram, addr
         command += [FIT_MARGIN, str(_MARGIN + -(-pair.drafter.path.stat().st_size // _MIB))]
     if options.rpc:  # before the options that name its devices
         command[1:1] = ["--rpc", ",".join(options.rpc)]
-    return [*command, "--host", address.host, "--port", str(address.port), *_rest(options.forwarded)]
+    return [*command, "--host", address.hosts, "--port", str(address.port), *_rest(options.forwarded)]
 
 
 def _rest(forwarded: Sequence[str]) -> list[str]:

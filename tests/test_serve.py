@@ -11,6 +11,8 @@ import pytest
 from served_command import ServedCommand, ends
 from test_cli import run
 
+from dflash2.patches import build
+
 pytestmark = pytest.mark.usefixtures("patched")
 N_TOKENS = 48
 # One thread: with F16 caches the CPU's numbers depend on the rows of a batch otherwise (README, "What is exact").
@@ -58,6 +60,24 @@ def test_what_it_prints_can_be_used(served, patched):
     assert '"object":"chat.completion"' in answer
     made = eval(client, {"openai": openai})
     assert [model.id for model in made.models.list().data] == ["target-q8_0"]
+
+
+def test_a_stock_server_on_path_is_used_where_nothing_is_built(target_path, drafter_gguf, prompts, tmp_path):
+    stock = build(stock=True, targets=("server",)).server
+    variables = {"DFLASH2_CACHE": str(tmp_path), "PATH": f"{stock.parent}:/bin:/usr/bin"}
+    body = {"prompt": prompts[0], "max_tokens": N_TOKENS, "temperature": 0}
+    with ServedCommand(target_path, drafter_gguf, *ALONE, **variables) as server:
+        assert server.shown[0] == f"ready at {server.url}: target-q8_0, by {stock} (on PATH)"
+        answer = server.client.completions.create(model="target-q8_0", **body)
+    assert answer.choices[0].text == text_of_run(target_path, drafter_gguf, prompts[0])
+    assert answer.timings["draft_n_accepted"] > 10
+
+
+def test_a_server_that_others_reach_says_so(target_path, drafter_gguf):
+    with ServedCommand(target_path, drafter_gguf, *ALONE, "--", "--host", "0.0.0.0") as server:
+        port = server.url.rpartition(":")[2]
+        assert server.url == f"http://127.0.0.1:{port}"
+    assert f"Whoever reaches port {port} of this machine can use it; --api-key asks for a key." in server.said
 
 
 def test_options_of_the_server_go_before_ours(target_path, drafter_gguf, prompts):

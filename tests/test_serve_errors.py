@@ -100,6 +100,11 @@ def test_more_drafts_than_the_block_has(refused):
     assert refused("--depth", 8) == "error: the drafter proposes 7 tokens at most, not 8; give --depth 1 to 7."
 
 
+@pytest.mark.parametrize("alias", ["", "\x1b[31mred", "\u202eright to left", "two\nlines"])
+def test_a_name_that_does_not_print(refused, alias):
+    assert refused("--alias", alias).endswith(" is empty or does not print; give another name with --alias.")
+
+
 def test_no_server_at_all(refused, nothing):
     assert refused(env=nothing) == (
         "error: there is no patched llama-server in the cache and none on PATH; "

@@ -160,15 +160,16 @@ def _loading(pair: Pair, rpc: tuple[str, ...], *, spin: bool) -> contextlib.Abst
 
 def _announce(pair: Pair, options: ServeOptions, address: Address, served_by: str, key: str | None) -> None:
     name = serving.served_name(pair, options)
-    token = f'os.environ["{KEY_VARIABLE}"]' if key else '"none"'
+    asks = serving.asks_for_key(options, key)
+    token = f'os.environ["{KEY_VARIABLE}"]' if asks else '"none"'
     lines = [
         f"ready at {address.url}: {name}, by {served_by}",
-        serving.example_request(address, name, key=key is not None),
+        serving.example_request(address, name, key=asks),
         f'openai.OpenAI(base_url="{address.url}/v1", api_key={token})',
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
-    if key is None and not serving.is_loopback(address.host):
+    if not asks and not address.is_private:
         errors.print(
             f"Whoever reaches port {address.port} of this machine can use it; --api-key asks for a key.",
             style="yellow",
@@ -214,7 +215,7 @@ def _serve_python(pair: Pair, options: ServeOptions, key: str | None, *, verbose
         verbose=verbose,
         **({} if options.threads is None else {"n_threads": options.threads}),
     )
-    settings = ServerSettings(host=address.host, port=address.port, api_key=key, interrupt_requests=False)
+    settings = ServerSettings(host=address.hosts, port=address.port, api_key=key, interrupt_requests=False)
     ready = False
 
     def on_ready() -> None:
