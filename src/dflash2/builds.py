@@ -115,7 +115,8 @@ def _rank(build: Build) -> tuple[bool, bool, float]:
 
 def _serves(build: Build) -> bool:
     patched = not build.stock and not build.module and "server" in build.targets
-    return patched and build.cpu == cpu_identity() and build.server.is_file()
+    same = build.abi == PATCHED_ABI_VERSION and build.cpu == cpu_identity()
+    return patched and same and build.server.is_file()
 
 
 def _is_for_python(build: Build) -> bool:

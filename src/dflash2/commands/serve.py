@@ -62,7 +62,14 @@ class _Forwarding(click.Command):
     show_default=True,
     help="Type of both KV caches; q8_0 is exact on a CPU with any number of threads.",
 )
-@click.option("-np", "--parallel", type=click.IntRange(min=1, max=256), default=1, show_default=True)
+@click.option(
+    "-np",
+    "--parallel",
+    type=click.IntRange(min=1, max=256),
+    default=1,
+    show_default=True,
+    help="Requests at once; drafting gains less with more.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for a free one.")
 @click.option(
