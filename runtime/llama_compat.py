@@ -56,6 +56,7 @@ class DFlashLlama(LlamaCalls):
         device_draft: Sequence[str] | None = None,
         type_k_draft: int | None = None,
         type_v_draft: int | None = None,
+        rpc_servers: str | Sequence[str] | None = None,
         ctx_checkpoints: int = 8,
         checkpoint_min_step: int = 2048,
         **llama_kwargs: Any,
@@ -79,6 +80,9 @@ class DFlashLlama(LlamaCalls):
             n_gpu_layers_draft: the drafter's layers on devices, as `n_gpu_layers`; by default as many as the target's.
             device_draft: names of the devices for them (CUDA0, RPC0), () for the CPU; by default all there are.
             type_k_draft, type_v_draft: types of the drafter's KV cache, as `type_k`; by default the target's.
+            rpc_servers: "host:port" of servers of llama.cpp's RPC, as a sequence or separated by commas, whose devices
+                come before those of this machine (`tensor_split` shares layers among all of them, `device_draft` names
+                them RPC0, RPC1...). `n_gpu_layers` is -1 then unless it is given. They stay for the whole process.
             ctx_checkpoints: how many states of the two memories to keep for requests whose history diverges, where
                 the memories cannot step back by themselves (recurrent and sliding layers); 0 for none.
             checkpoint_min_step: tokens between two of them.
@@ -99,6 +103,7 @@ class DFlashLlama(LlamaCalls):
         native.require_symbols()
         own = {"type_k_draft": type_k_draft, "type_v_draft": type_v_draft}
         check_options({**llama_kwargs, **own}, shares_head=spec.shares_head)
+        self._rpc_servers = _add_rpc_servers(rpc_servers, llama_kwargs)
         if device_draft is not None:
             on_devices = llama_kwargs.get("n_gpu_layers", 0) != 0
             check_devices(tuple(device_draft), native.gpu_names() if on_devices else (), shares_head=spec.shares_head)
@@ -287,9 +292,20 @@ class DFlashLlama(LlamaCalls):
             "depth": self.depth,
             "verify": self.verify,
             "auto_disable": self._session.planner.auto_disable,
+            "rpc_servers": self._rpc_servers,
             **self._drafter_options,
         }
         return {**state, **own}
+
+
+def _add_rpc_servers(endpoints: str | Sequence[str] | None, llama_kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """The endpoints, whose devices are there now; layers go to them unless `llama_kwargs` say otherwise."""
+    named = tuple(endpoints.split(",") if isinstance(endpoints, str) else endpoints or ())
+    for endpoint in named:
+        native.add_rpc_server(endpoint)
+    if named:
+        llama_kwargs.setdefault("n_gpu_layers", -1)
+    return named
 
 
 def _pieces(model: Any, n_vocab: int) -> Callable[[int], bytes]:

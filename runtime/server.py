@@ -6,6 +6,7 @@ Needs the packages of the extra `server`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from socket import socket
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,10 +96,29 @@ def create_app(models: Sequence[ModelSettings], server: ServerSettings | None = 
     return make(server_settings=settings, model_settings=list(models))
 
 
-def serve(models: Sequence[ModelSettings], server: ServerSettings | None = None) -> None:
-    """Answer requests at `server.host` and `server.port` until interrupted."""
+def serve(
+    models: Sequence[ModelSettings],
+    server: ServerSettings | None = None,
+    *,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Answer requests at `server.host` and `server.port` until interrupted; `on_ready` is called once it does."""
     settings = server or ServerSettings(interrupt_requests=False)
-    uvicorn.run(create_app(models, settings), host=settings.host, port=settings.port)
+    config = uvicorn.Config(create_app(models, settings), host=settings.host, port=settings.port)
+    _Server(config, on_ready).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready()
 
 
 def _set_proxy(model_settings: list[ModelSettings]) -> None:

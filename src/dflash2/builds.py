@@ -93,25 +93,30 @@ def write_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
 
 
 def library_builds() -> list[Build]:
-    """Patched builds whose library llama-cpp-python can load here, the best first.
-
-    Those for a GPU come before those for the CPU alone, then the newest.
-    """
+    """Patched builds whose library llama-cpp-python can load here, the best first (see `_rank`)."""
     return _best(_is_for_python)
 
 
 def server_builds(targets: Collection[str] = ()) -> list[Build]:
-    """Patched builds whose `llama-server` runs here and that have `targets` besides, the best first.
-
-    Those for a GPU come before those for the CPU alone, then the newest.
-    """
+    """Patched builds whose `llama-server` runs here and that have `targets` besides, the best first (see `_rank`)."""
     return _best(lambda build: _serves(build) and set(targets) <= set(build.targets))
 
 
 def _best(wanted: Callable[[Build], bool]) -> list[Build]:
     folders = cache_path("builds").glob("*/")
     found = [build for build in map(read_build, folders) if build is not None and wanted(build)]
-    return sorted(found, key=lambda build: (build.backend != "cpu", build.finished), reverse=True)
+    return sorted(found, key=_rank, reverse=True)
+
+
+def _rank(build: Build) -> tuple[bool, bool, float]:
+    """Those for a GPU are better than those for the CPU alone, then those of the pinned base, then the newest."""
+    return build.backend != "cpu", build.base == LLAMA_CPP_COMMIT, build.finished
+
+
+def _serves(build: Build) -> bool:
+    patched = not build.stock and not build.module and "server" in build.targets
+    same = build.abi == PATCHED_ABI_VERSION and build.cpu == cpu_identity()
+    return patched and same and build.server.is_file()
 
 
 def _serves(build: Build) -> bool:

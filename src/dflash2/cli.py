@@ -20,6 +20,7 @@ from dflash2.commands.demo import demo
 from dflash2.commands.ollama import ollama
 from dflash2.commands.patches import build, doctor, patch
 from dflash2.commands.runtime import run
+from dflash2.commands.serve import serve
 from dflash2.commands.terminal import HELP, errors
 from dflash2.errors import Dflash2Error
 
@@ -79,7 +80,21 @@ def cli(debug: bool) -> None:
 
 # After a command's name too, where `dflash2-convert` has no other place for it.
 _DEBUG = click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
-for command in (convert, inspect, check, upgrade, list_pairs, run, demo, build, patch, doctor, engine_command, ollama):
+for command in (
+    convert,
+    inspect,
+    check,
+    upgrade,
+    list_pairs,
+    run,
+    serve,
+    demo,
+    build,
+    patch,
+    doctor,
+    engine_command,
+    ollama,
+):
     command.params.append(_DEBUG)
     cli.add_command(command)
 

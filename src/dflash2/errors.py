@@ -53,6 +53,10 @@ class BuildError(Dflash2Error):
     """Building llama.cpp from its pinned source failed."""
 
 
+class ServerError(Dflash2Error):
+    """A `llama-server` cannot be found or started, or has ended by itself."""
+
+
 class PatchError(BuildError):
     """The patch series cannot be applied to a tree of llama.cpp, or removed from it."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
 Progress = Callable[[int, int], None]
-_Choose = Callable[[Sequence[str]], list[str]]
+Choose = Callable[[Sequence[str]], list[str]]
 
 # What a drafter consists of. No *.bin: those are pickles (the mask embedding is read without unpickling).
 _DRAFTER_FILES = ("config.json", "hf_quant_config.json", "*.safetensors", "*.safetensors.index.json")
@@ -88,7 +88,7 @@ def resolve_drafter(
 
     Raises HubError, one sentence for every way this can fail.
     """
-    return _resolve(spec, _drafter_files, revision, offline, progress)
+    return _resolve(spec, drafter_files, revision, offline, progress)
 
 
 def resolve_target(
@@ -99,6 +99,28 @@ def resolve_target(
     Arguments and errors as `resolve_drafter`.
     """
     return _resolve(spec, _target_files, revision, offline, progress)
+
+
+def resolve_files(
+    repo_id: str,
+    choose: Choose,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Snapshot:
+    """The files of `repo_id` that `choose` picks: it gets the names in the repository (offline: those in the cache).
+
+    Arguments and errors as `resolve_drafter`; what `choose` raises comes through.
+    """
+    if not is_repo_id(repo_id):
+        raise HubError(f"{repo_id!r} is no Hub id; give one such as org/name.")
+    from huggingface_hub import constants
+
+    with translated(repo_id, revision):
+        if offline or constants.HF_HUB_OFFLINE:
+            return _from_cache(repo_id, choose, revision)
+        return _snapshot(repo_id, *_download_files(repo_id, choose, revision, progress or _no_progress, HubFolders()))
 
 
 def fetch_files(
@@ -146,7 +168,7 @@ def is_repo_id(text: str) -> bool:
 
 
 def _resolve(
-    spec: str | Path, choose: _Choose, revision: str | None, offline: bool, progress: Progress | None
+    spec: str | Path, choose: Choose, revision: str | None, offline: bool, progress: Progress | None
 ) -> Snapshot:
     if spec == "":
         raise HubError("The name of a model is empty; give a path, or a Hub id such as org/name.")
@@ -160,14 +182,19 @@ def _resolve(
         raise HubError(f"{text!r} is neither a path that exists nor a Hub id; give a path, or an id such as org/name.")
     from huggingface_hub import constants
 
-    with translated(text, revision):
-        if offline or constants.HF_HUB_OFFLINE:
-            return _from_cache(text, choose, revision)
-        return _download(text, choose, revision, progress or _no_progress)
+    cached = offline or constants.HF_HUB_OFFLINE
+    where = "in the cache; run once without --offline" if cached else "on the Hub; give the id of another repository"
+
+    def choose_with_config(names: Sequence[str]) -> list[str]:
+        chosen = choose(names)
+        _require_config(text, chosen, names, where)
+        return chosen
+
+    return resolve_files(text, choose_with_config, revision=revision, offline=offline, progress=progress)
 
 
-def _drafter_files(names: Sequence[str]) -> list[str]:
-    """The files of the first folder with weights, and the config.json and card at the top."""
+def drafter_files(names: Sequence[str]) -> list[str]:
+    """Of a repository's `names`, a drafter's: the first folder with weights, and config.json and card at the top."""
     for folder in _DRAFTER_FOLDERS:
         found = _matching(names, [str(PurePosixPath(folder, file)) for file in (*_DRAFTER_FILES, *_BESIDE_WEIGHTS)])
         if any(name.endswith(".safetensors") for name in found):
@@ -193,16 +220,14 @@ def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     ]
 
 
-def _from_cache(repo_id: str, choose: _Choose, revision: str | None) -> Snapshot:
+def _from_cache(repo_id: str, choose: Choose, revision: str | None) -> Snapshot:
     from huggingface_hub import snapshot_download
 
     # The pattern asks for what every model has: the rest of the repository need not be here.
     folder = Path(
         snapshot_download(repo_id, revision=revision, local_files_only=True, allow_patterns=["*config.json", CARD])
     )
-    names = _names_below(folder)
-    chosen = choose(names)
-    _require_config(repo_id, chosen, names, "in the cache; run once without --offline")
+    chosen = choose(_names_below(folder))
     return _snapshot(repo_id, folder, [HubFile(name, folder / name, _blob_sha256(folder / name)) for name in chosen])
 
 
@@ -216,18 +241,8 @@ def _blob_sha256(path: Path) -> str | None:
     return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
 
 
-def _download(repo_id: str, choose: _Choose, revision: str | None, progress: Progress) -> Snapshot:
-    def choose_with_config(names: Sequence[str]) -> list[str]:
-        chosen = choose(names)
-        _require_config(repo_id, chosen, names, "on the Hub; give the id of another repository")
-        return chosen
-
-    folder, files = _download_files(repo_id, choose_with_config, revision, progress, HubFolders())
-    return _snapshot(repo_id, folder, files)
-
-
 def _download_files(
-    repo_id: str, choose: _Choose, revision: str | None, progress: Progress, folders: HubFolders
+    repo_id: str, choose: Choose, revision: str | None, progress: Progress, folders: HubFolders
 ) -> tuple[Path, list[HubFile]]:
     """The chosen files, and the folder that their names start from."""
     from huggingface_hub import HfApi

@@ -52,7 +52,7 @@ def check(drafter: Path, target: Path, as_json: bool, show_all: bool, strict: bo
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         for finding in report.findings if show_all else report.problems:
-            console.print(_finding_line(finding), style=_STYLES[finding.level], markup=False, soft_wrap=True)
+            console.print(finding_line(finding), style=_STYLES[finding.level], markup=False, soft_wrap=True)
         console.print(
             f"{len(report.findings)} checks: {len(report.errors)} errors, {len(report.warnings)} warnings", markup=False
         )
@@ -63,7 +63,8 @@ def check(drafter: Path, target: Path, as_json: bool, show_all: bool, strict: bo
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
-def _finding_line(finding: Finding) -> str:
+def finding_line(finding: Finding) -> str:
+    """One line of a report: what was found, and what to do if it is not as it should be."""
     if finding.level == "ok":
         return f"ok: {finding.key}: {_fact(finding.found)}"
     return f"{finding.level}: {finding.key}: {_fact(finding.found)}, expected {_fact(finding.expected)}; {finding.fix}"

@@ -15,20 +15,28 @@ _HELLO = 14
 _CAPABILITIES = 24  # bytes; all zero: nothing but TCP
 _TIMEOUT = 10.0  # seconds; a server that has another client answers none but that one
 
+_lent: dict[str, tuple[str, ...]] = {}  # by endpoint, those of this process; ggml forgets none of them
+
 
 def add_rpc_server(endpoint: str) -> tuple[str, ...]:
     """Names of the devices that the server at `endpoint` ("host:port") lends; models can be put on them from now on.
 
-    llama.cpp uses them as it uses GPUs: also those who name no device. Raises NativeError if the library in use has no
-    RPC, or if nobody answers there who speaks its protocol.
+    llama.cpp uses them as it uses GPUs: also those who name no device. A server that was added before is not added
+    again. Raises NativeError if the library in use has no RPC, or if nobody answers there who speaks its protocol.
     """
+    if endpoint not in _lent:
+        _lent[endpoint] = _add(endpoint)
+    return _lent[endpoint]
+
+
+def _add(endpoint: str) -> tuple[str, ...]:
     library = ggml()
     library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
     library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     rpc = library.ggml_backend_reg_by_name(b"RPC")
     if not rpc:
         raise NativeError("the llama.cpp library in use has no RPC; `dflash2 build --targets libs,rpc` makes one.")
-    _check_server(endpoint)
+    check_rpc_server(endpoint)
     library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     address = library.ggml_backend_reg_get_proc_address(rpc, b"ggml_backend_rpc_add_server")
@@ -45,8 +53,8 @@ def add_rpc_server(endpoint: str) -> tuple[str, ...]:
     return tuple(library.ggml_backend_dev_name(device).decode() for device in lent)
 
 
-def _check_server(endpoint: str) -> None:
-    """Say hello as ggml will, which aborts where this raises NativeError."""
+def check_rpc_server(endpoint: str) -> None:
+    """Say hello to the server at `endpoint` as ggml will, which aborts where this raises NativeError."""
     host, _, port = endpoint.partition(":")
     if not host or not port.isascii() or not port.isdigit():
         raise NativeError(f"an RPC server is named by host:port, not {endpoint!r}.")

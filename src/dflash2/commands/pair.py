@@ -1,0 +1,80 @@
+"""What commands that hand a pair to an engine share: TARGET, DRAFTER, their options, and what is shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+
+from dflash2.commands.converter import finding_line
+from dflash2.commands.terminal import errors
+from dflash2.converter import OUT_TYPES
+from dflash2.modelfiles import Pair, check_pair, resolve_pair
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_PARAMETERS = (
+    click.argument("target"),
+    click.argument("drafter", required=False),
+    click.option("--revision", help="Branch, tag or commit of TARGET on the Hub."),
+    click.option("--drafter-revision", help="The same of DRAFTER."),
+    click.option("--offline", is_flag=True, help="Take what is on the Hub from the cache alone."),
+    click.option(
+        "--outtype",
+        metavar=f"[{'|'.join(OUT_TYPES)}]",
+        default="bf16",
+        show_default=True,
+        help="Type of a drafter that is converted first.",
+    ),
+    click.option("--no-check", is_flag=True, help="Only warn of a pair that does not fit."),
+)
+
+
+def pair_options(command: _Command) -> _Command:
+    """Add TARGET, DRAFTER and the options that `ready_pair` takes, under its names."""
+    for parameter in reversed(_PARAMETERS):
+        command = parameter(command)
+    return command
+
+
+def ready_pair(
+    target: str,
+    drafter: str | None,
+    *,
+    revision: str | None,
+    drafter_revision: str | None,
+    offline: bool,
+    outtype: str,
+    no_check: bool,
+) -> Pair:
+    """`resolve_pair` and `check_pair`: progress, notes and findings go to standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        pair = resolve_pair(
+            target,
+            drafter,
+            revision=revision,
+            drafter_revision=drafter_revision,
+            offline=offline,
+            outtype=outtype,
+            progress=_reporting(bar),
+        )
+    for note in pair.notes:
+        errors.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+    for finding in check_pair(pair, warn_only=no_check).problems:
+        errors.print(finding_line(finding), style="yellow", markup=False, soft_wrap=True)
+    return pair
+
+
+def _reporting(bar: Progress) -> Callable[[str, int, int], None]:
+    """A line of the display for everything that is done, from its first report on."""
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
+    return report
