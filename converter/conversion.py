@@ -20,10 +20,11 @@ from dflash2.converter.provenance import input_files, license_notes
 from dflash2.converter.quantized import open_quantized
 from dflash2.converter.targets.pair import check_pair, check_tokens, parts_of, read_target
 from dflash2.converter.type_plan import TensorTypes, plan_types
-from dflash2.converter.writer import Progress, check_output, replacing
+from dflash2.converter.writer import Progress, check_output
 from dflash2.errors import CheckpointError
 from dflash2.hub import Snapshot
 from dflash2.regular_file import system_errors
+from dflash2.whole_file import replacing
 
 
 @dataclass(frozen=True)

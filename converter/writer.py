@@ -1,9 +1,8 @@
-"""A GGUF file that is either complete or not there: written beside its place, synced, then renamed."""
+"""The bytes of a GGUF file, and whether it may be written where it is wanted."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,12 +17,12 @@ from dflash2.converter.header import TensorRow, aligned, header
 from dflash2.errors import OutputError
 from dflash2.gguf_info import is_gguf
 from dflash2.regular_file import exists
+from dflash2.whole_file import behind_links
 
 Progress = Callable[[int, int], None]
 
 _MAX_WORKERS = 4
 _SUFFIX = ".gguf"
-_NAME_PART = 32  # characters
 
 
 def check_output(output: Path, inputs: Iterable[Path], folders: Iterable[Path] = ()) -> None:
@@ -33,7 +32,7 @@ def check_output(output: Path, inputs: Iterable[Path], folders: Iterable[Path] =
     `folders` and no GGUF file: whether it was read or not, it belongs to a checkpoint. Links are followed.
     """
     try:
-        place = _behind_links(output)
+        place = behind_links(output)
         if place.is_dir():
             raise OutputError(f"{output} is a folder; give the path of the GGUF file to write.")
         if place.is_symlink():
@@ -58,32 +57,6 @@ def _check_replaced(output: Path, place: Path, inputs: Iterable[Path], folders: 
     for folder in folders:
         if any(parent.samefile(folder) for parent in place.parents):
             raise OutputError(f"Cannot write {output}: it is a file of the checkpoint in {folder}; give another path.")
-
-
-def _behind_links(output: Path) -> Path:
-    """The file that `output` stands for; a link in a circle stands for itself."""
-    return Path(os.path.realpath(output))
-
-
-@contextmanager
-def replacing(output: Path) -> Iterator[Path]:
-    """A path beside `output` to write to; it takes the place of `output` when the block ends without an error.
-
-    Whatever happens, `output` (of a link, what it leads to) is the whole new file or what it was before. Raises
-    OutputError for the system's errors.
-    """
-    place = _behind_links(output)
-    # Far from the 255 bytes of a name, whatever follows.
-    temporary = place.with_name(f".{place.name[:_NAME_PART]}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(place)
-    except OSError as error:
-        raise OutputError(f"Cannot write {output}: {error.strerror or error}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_gguf(

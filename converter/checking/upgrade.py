@@ -21,10 +21,11 @@ from dflash2.converter.checking.forks import MASK_TOKEN, TARGET_LAYERS, Spelling
 from dflash2.converter.entry import BOOL, INTEGERS, U32, Entry
 from dflash2.converter.header import header
 from dflash2.converter.targets.pair import Target, parts_of, read_target
-from dflash2.converter.writer import Progress, check_output, replacing
+from dflash2.converter.writer import Progress, check_output
 from dflash2.errors import GGUFError, OutputError, TargetMismatchError
 from dflash2.gguf_info import GGUFInfo, read_gguf_info
 from dflash2.regular_file import system_errors
+from dflash2.whole_file import replacing
 
 _ARCHITECTURE = "general.architecture"
 _ALIGNMENT = "general.alignment"

@@ -37,6 +37,10 @@ class RecipeError(Dflash2Error):
     """No launch command can be given: the engine cannot run the pair, or too little is known of it."""
 
 
+class ModelfileError(Dflash2Error):
+    """A Modelfile cannot be read, in Ollama's own words, or something cannot be written into one."""
+
+
 class OutputError(Dflash2Error):
     """An output file cannot be written."""
 
