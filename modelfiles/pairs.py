@@ -120,10 +120,16 @@ def check_pair(pair: Pair, *, warn_only: bool = False) -> Report:
     Raises TargetMismatchError with all errors in one sentence, unless `warn_only`.
     """
     report = converter.check(pair.drafter.path, pair.target.path)
-    if report.errors and not warn_only:
-        found = "; ".join(f"{finding.key} is {finding.found}, {finding.fix}" for finding in report.errors)
-        raise TargetMismatchError(f"{pair.drafter.label} does not work with {pair.target.label}: {found}.")
+    if not warn_only:
+        require_fit(report, pair.drafter.label, pair.target.label)
     return report
+
+
+def require_fit(report: Report, drafter: str, target: str) -> None:
+    """Raise TargetMismatchError with all errors of `report` in one sentence, if there are any."""
+    if report.errors:
+        found = "; ".join(f"{finding.key} is {finding.found}, {finding.fix}" for finding in report.errors)
+        raise TargetMismatchError(f"{drafter} does not work with {target}: {found}.")
 
 
 def _require_known(spec: str) -> None:

@@ -12,11 +12,12 @@ Kind = Literal["int", "float", "bool", "text"]
 Value: TypeAlias = "int | float | bool | str"
 
 DRAFT_NUM_PREDICT = "draft_num_predict"
+NUM_CTX = "num_ctx"
 STOP = "stop"
 # fmt: off
 KINDS: dict[str, Kind] = {
     **dict.fromkeys((
-        "num_keep", "seed", "num_predict", "top_k", "repeat_last_n", "num_ctx", "num_batch", "num_gpu", "main_gpu",
+        "num_keep", "seed", "num_predict", "top_k", "repeat_last_n", NUM_CTX, "num_batch", "num_gpu", "main_gpu",
         "num_thread", DRAFT_NUM_PREDICT,
     ), "int"),
     **dict.fromkeys((

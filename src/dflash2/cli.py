@@ -17,6 +17,7 @@ from dflash2.commands.command import command as engine_command
 from dflash2.commands.convert import convert
 from dflash2.commands.converter import check, inspect, list_pairs, upgrade
 from dflash2.commands.demo import demo
+from dflash2.commands.modelfile import modelfile
 from dflash2.commands.ollama import ollama
 from dflash2.commands.patches import build, doctor, patch
 from dflash2.commands.runtime import run
@@ -94,6 +95,7 @@ for command in (
     doctor,
     engine_command,
     ollama,
+    modelfile,
 ):
     command.params.append(_DEBUG)
     cli.add_command(command)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -50,8 +51,7 @@ def ready_pair(
     no_check: bool,
 ) -> Pair:
     """`resolve_pair` and `check_pair`: progress, notes and findings go to standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_display() as progress:
         pair = resolve_pair(
             target,
             drafter,
@@ -59,7 +59,7 @@ def ready_pair(
             drafter_revision=drafter_revision,
             offline=offline,
             outtype=outtype,
-            progress=_reporting(bar),
+            progress=progress,
         )
     for note in pair.notes:
         errors.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
@@ -68,13 +68,16 @@ def ready_pair(
     return pair
 
 
-def _reporting(bar: Progress) -> Callable[[str, int, int], None]:
-    """A line of the display for everything that is done, from its first report on."""
+@contextmanager
+def progress_display() -> Iterator[Callable[[str, int, int], None]]:
+    """A display on standard error: what it gives is called with (what is done, bytes done, bytes in all)."""
     tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
 
-    def report(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bar.add_task(what, total=total)
-        bar.update(tasks[what], completed=done, total=total)
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
 
-    return report
+        yield report
