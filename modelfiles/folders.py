@@ -7,75 +7,100 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from dflash2 import converter, hub
 from dflash2.cache import cache_folder
-from dflash2.converter import Report
+from dflash2.converter import Finding, Report
 from dflash2.errors import CheckpointError, HubError, OutputError
 from dflash2.hub import Snapshot
-from dflash2.modelfiles.pairs import Progress, require_fit
+from dflash2.modelfiles.pairs import (
+    Progress,
+    no_progress,
+    published_drafter,
+    refuse_revision,
+    require_fit,
+    require_known,
+)
 from dflash2.regular_file import exists
 from dflash2.whole_file import replacing
 
 _CACHE = "folders"
 _COMMIT_LENGTH = 12
 _TARGET_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-# What `converter.check` says of llama.cpp, which has no part in this route.
-_LLAMA_CPP_CHECKS = frozenset({
-    "tappable", "rope_factors", "causality", "library", "library_functions", "library_drafter", "library_target",
+# What Ollama's MLX engine registers, and DFlash 2 as its pull request 17865 does.
+_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")
+# What `converter.check` says of GGUF and llama.cpp, which have no part in this route.
+_OTHER_CHECKS = frozenset({
+    "checkpoint", "tappable", "rope_factors", "causality", "library", "library_functions", "library_drafter",
+    "library_target",
 })  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Two checkpoint folders of plain files, absolute; `block_size` counts tokens, the anchor included."""
+    """Two checkpoint folders of plain files, absolute."""
 
     target: Path
     drafter: Path
-    block_size: int | None
 
 
 def resolve_folders(
-    target: str, drafter: str | None = None, *, offline: bool = False, progress: Progress | None = None
+    target: str,
+    drafter: str | None = None,
+    *,
+    revision: str | None = None,
+    drafter_revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
 ) -> Folders:
     """Find or fetch the folders of a pair.
 
     Args:
         target: folder of a checkpoint, its Hub id, or the name of a published pair.
         drafter: the same; may be left out if `target` is the name of a published pair.
+        revision: branch, tag or commit of the target's repository; `drafter_revision` of the drafter's.
         offline: take what is on the Hub from its cache alone.
         progress: called with (what is being done, bytes done, bytes in all).
 
     Raises HubError, CheckpointError, and OutputError if the cache cannot be written.
     """
-    known = converter.resolve(target)
-    if drafter is None:
-        if known is None:
-            raise HubError(f"{target!r} is no published pair, so its drafter must be named too.")
-        drafter = known.drafter
-    known_drafter = converter.resolve(drafter)
+    report = progress or no_progress
+    require_known(target)
+    drafter = published_drafter(target) if drafter is None else drafter
+    require_known(drafter)
+    known, known_drafter = converter.resolve(target), converter.resolve(drafter)
     drafter_folder = _folder(
-        known_drafter.drafter if known_drafter else drafter, "drafter", hub.drafter_files, offline, progress
+        known_drafter.drafter if known_drafter else drafter,
+        hub.drafter_files,
+        drafter_revision,
+        offline,
+        partial(report, "fetching the drafter"),
     )
-    target_folder = _folder(known.target if known else target, "target", _target_files, offline, progress)
-    checkpoint = converter.inspect(drafter_folder).checkpoint
-    config = checkpoint.config if checkpoint else None
-    return Folders(target_folder, drafter_folder, config.block_size if config else None)
+    target_folder = _folder(
+        known.target if known else target, _target_files, revision, offline, partial(report, "fetching the target")
+    )
+    return Folders(target_folder, drafter_folder)
 
 
 def check_folders(pair: Folders, *, warn_only: bool = False) -> Report:
-    """What `converter.check` says of the two, but for llama.cpp; raises TargetMismatchError unless `warn_only`."""
+    """Whether the two fit and MLX knows the drafter's architecture; raises TargetMismatchError unless `warn_only`."""
+    checkpoint = converter.inspect(pair.drafter).checkpoint
+    name = checkpoint.dialect if checkpoint else None
+    fix = "" if name in _ARCHITECTURES else "use the gguf route"
+    known = Finding("error" if fix else "ok", "architecture", list(_ARCHITECTURES), name, fix)
     report = converter.check(pair.drafter, pair.target)
-    findings = tuple(finding for finding in report.findings if finding.key not in _LLAMA_CPP_CHECKS)
-    report = Report(report.drafter, report.target, findings)
+    others = (finding for finding in report.findings if finding.key not in _OTHER_CHECKS)
+    report = Report(report.drafter, report.target, (known, *others))
     if not warn_only:
         require_fit(report, str(pair.drafter), str(pair.target))
     return report
 
 
-def _folder(spec: str, role: str, choose: hub.Choose, offline: bool, progress: Progress | None) -> Path:
-    if spec and exists(Path(spec)):
+def _folder(spec: str, choose: hub.Choose, revision: str | None, offline: bool, progress: hub.Progress) -> Path:
+    if exists(Path(spec)):
+        refuse_revision(spec, revision)
         return _local_folder(Path(spec))
 
     def choose_whole(names: Sequence[str]) -> list[str]:
@@ -84,11 +109,7 @@ def _folder(spec: str, role: str, choose: hub.Choose, offline: bool, progress: P
             raise HubError(f"{spec} has no config.json with safetensors files; give the repository of a checkpoint.")
         return chosen
 
-    def report(done: int, total: int) -> None:
-        if progress:
-            progress(f"fetching the {role}", done, total)
-
-    return _plain_copy(hub.resolve_files(spec, choose_whole, offline=offline, progress=report))
+    return _plain_copy(hub.resolve_files(spec, choose_whole, revision=revision, offline=offline, progress=progress))
 
 
 def _local_folder(folder: Path) -> Path:

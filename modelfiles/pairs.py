@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
@@ -94,10 +95,10 @@ def resolve_pair(
     Raises HubError for what cannot be had, GGUFError and CheckpointError for files that cannot be read, and what
     `converter.convert` raises. Whether the two fit is `check_pair`'s to say.
     """
-    report = progress or _no_progress
-    _require_known(target)
-    drafter = _published_drafter(target) if drafter is None else drafter
-    _require_known(drafter)
+    report = progress or no_progress
+    require_known(target)
+    drafter = published_drafter(target) if drafter is None else drafter
+    require_known(drafter)
     # The drafter first: it is the smaller download, and the likelier one to fail.
     found = _find_drafter(drafter, drafter_revision, offline, report)
     target_file = _find_target(target, revision, offline, report)
@@ -132,7 +133,7 @@ def require_fit(report: Report, drafter: str, target: str) -> None:
         raise TargetMismatchError(f"{drafter} does not work with {target}: {found}.")
 
 
-def _require_known(spec: str) -> None:
+def require_known(spec: str) -> None:
     """Raise HubError for what is nothing here and no name of anything elsewhere: nothing is fetched before."""
     name = split_quant(spec)[0]
     if not spec:
@@ -148,7 +149,8 @@ def _hint(name: str) -> str:
     return f"did you mean {close}?" if close else "`dflash2 list` shows the pairs."
 
 
-def _published_drafter(target: str) -> str:
+def published_drafter(target: str) -> str:
+    """The drafter that goes with the published pair called `target`; raises HubError if that is none."""
     name = split_quant(target)[0]
     known = converter.resolve(name)
     if known is None:
@@ -158,7 +160,7 @@ def _published_drafter(target: str) -> str:
 
 def _find_target(spec: str, revision: str | None, offline: bool, progress: Progress) -> ModelFile:
     if exists(Path(spec)):
-        _refuse_revision(spec, revision)
+        refuse_revision(spec, revision)
         if Path(spec).is_dir():
             raise GGUFError(f"{spec} is a folder; give the target's GGUF file.")
         return ModelFile(Path(spec), spec, n_parts=read_gguf_info(Path(spec)).integer("split.count") or 1)
@@ -191,7 +193,7 @@ def _fetch_target(
         lambda names: choose_target(repo_id, names, quant),
         revision=revision,
         offline=offline,
-        progress=_naming(progress, "fetching the target"),
+        progress=partial(progress, "fetching the target"),
     )
     return _model_file(found)
 
@@ -203,7 +205,7 @@ def _model_file(found: Snapshot) -> ModelFile:
 def _find_drafter(spec: str, revision: str | None, offline: bool, progress: Progress) -> ModelFile | Snapshot:
     """A GGUF file, or the checkpoint to convert."""
     if exists(Path(spec)):
-        _refuse_revision(spec, revision)
+        refuse_revision(spec, revision)
         return Snapshot(Path(spec)) if Path(spec).is_dir() else ModelFile(Path(spec), spec)
     name, quant = split_quant(spec)
     known = converter.resolve(name)
@@ -223,7 +225,7 @@ def _fetch_drafter(
         return choose_drafter(repo_id, names, quant)
 
     return hub.resolve_files(
-        repo_id, choose, revision=revision, offline=offline, progress=_naming(progress, "fetching the drafter")
+        repo_id, choose, revision=revision, offline=offline, progress=partial(progress, "fetching the drafter")
     )
 
 
@@ -245,7 +247,7 @@ def _converted(
                 output,
                 outtype=outtype,
                 overrides=overrides,
-                progress=_naming(progress, "converting the drafter"),
+                progress=partial(progress, "converting the drafter"),
             )
             notes = done.notes
     return ModelFile(output, label, checkpoint.repo_id, checkpoint.revision), notes
@@ -268,14 +270,11 @@ def _key(checkpoint: Snapshot, target: ModelFile, outtype: str, overrides: Overr
     return digest.hexdigest()[:_KEY_LENGTH]
 
 
-def _refuse_revision(spec: str, revision: str | None) -> None:
+def refuse_revision(spec: str, revision: str | None) -> None:
+    """Raise HubError if a revision is asked of a local path."""
     if revision is not None:
         raise HubError(f"A revision ({revision}) is given, but {spec} is a local path; leave it out.")
 
 
-def _naming(progress: Progress, what: str) -> hub.Progress:
-    return lambda done, total: progress(what, done, total)
-
-
-def _no_progress(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int) -> None:
     """For callers that do not ask."""

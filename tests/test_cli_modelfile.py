@@ -105,13 +105,15 @@ def test_an_existing_modelfile_is_changed_and_kept(run, folder, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["a b", " a", "a#b", '"a', "a\nb", "'a'", "é漢", "-a"])
+@pytest.mark.parametrize("name", ["a b", " a", "a:key:b", "a#b", '"a', "a\nb", "'a'", "é漢", "-a"])
 def test_paths_of_all_kinds_are_what_ollama_will_read(run, folder, tmp_path, name):
     odd = tmp_path / name
     odd.mkdir()
     shutil.copy(folder / "target.gguf", odd / f"{name} .gguf")
     done = run(odd / f"{name} .gguf", "bf16.gguf", "-o", odd / "Modelfile")
     assert done.returncode == 0, done.stderr
+    if "\n" not in name:
+        assert create_line(done)[-1] == str(odd / "Modelfile")
     assert Modelfile.parse((odd / "Modelfile").read_bytes()).value("model") == str(odd.resolve() / f"{name} .gguf")
 
 
@@ -148,7 +150,7 @@ def test_a_link_is_followed_to_the_file(run, folder, tmp_path):
         (["target.gguf", "bf16.gguf", "--from-modelfile", "none"], 1, "none"),
         (["target.gguf", "bf16.gguf", "-o", "none/Modelfile"], 1, "Cannot write none/Modelfile"),
         (["target.gguf", "bf16.gguf", "--route", "mlx"], 1, "is no folder of safetensors files"),
-        (["drafter", "drafter", "--route", "mlx", "--draft-num-predict", "3"], 2, "are for the gguf route only"),
+        (["drafter", "drafter", "--route", "mlx", "--draft-num-predict", "3"], 2, "has no effect on the mlx route"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_no_file(run, arguments, status, sentence):

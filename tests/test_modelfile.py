@@ -1,6 +1,7 @@
 """Ollama's Modelfile grammar: its own answers, and what we write read back as the same."""
 
 import json
+import re
 import unicodedata
 from pathlib import Path
 
@@ -305,3 +306,9 @@ def test_whole_numbers(text, value):
 )
 def test_fractions(text, value):
     assert model(("temperature", text)).parameters == {"temperature": value}
+
+
+def test_the_example_of_the_docs_holds():
+    docs = (Path(__file__).parents[1] / "docs" / "ollama.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from dflash2.modelfiles import Modelfile.*?)```", docs, re.DOTALL)
+    exec(example, {})

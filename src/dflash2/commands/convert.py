@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from dflash2 import converter, hub
-from dflash2.commands.terminal import FILE, HELP, console, errors
+from dflash2.commands.terminal import FILE, HELP, console, errors, progress_display
 from dflash2.constants import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE
 from dflash2.converter import OUT_TYPES, DraftVocabulary, Overrides, TapIds, VocabularyMap
 from dflash2.regular_file import exists
@@ -139,16 +138,15 @@ def convert(
     target = (known.target if known else None) if target is None else _target(target)
     if target is None:
         raise click.UsageError(f"--target is needed: {drafter!r} is no published pair that names its target.")
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_display() as progress:
         drafter_files = hub.resolve_drafter(
-            name, revision=revision, offline=offline, progress=_reporting(bar, "fetching the drafter")
+            name, revision=revision, offline=offline, progress=partial(progress, "fetching the drafter")
         )
         target_files = hub.resolve_target(
             target,
             revision=target_revision,
             offline=offline,
-            progress=_reporting(bar, "fetching the target's tokenizer"),
+            progress=partial(progress, "fetching the target's tokenizer"),
         )
         done = converter.convert(
             drafter_files,
@@ -159,7 +157,7 @@ def convert(
             overrides=overrides,
             embed_target_head=embed_target_head,
             draft_vocab=None if draft_vocab is None else DraftVocabulary(draft_vocab, draft_vocab_from),
-            progress=_reporting(bar, "writing"),
+            progress=partial(progress, "writing"),
         )
     console.print(
         f"{done.output}: {done.n_tensors} tensors, {done.n_parameters / 1e6:.1f} M parameters, "
@@ -169,18 +167,6 @@ def convert(
     )
     for note in done.notes:
         errors.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
-
-
-def _reporting(bar: Progress, what: str) -> Callable[[int, int], None]:
-    """A line of the progress display that begins at the first report."""
-    tasks: list[TaskID] = []
-
-    def report(done: int, total: int) -> None:
-        if not tasks:
-            tasks.append(bar.add_task(what, total=total))
-        bar.update(tasks[0], completed=done, total=total)
-
-    return report
 
 
 def _default_name(drafter: str, outtype: str) -> str:

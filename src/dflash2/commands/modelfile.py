@@ -12,8 +12,8 @@ import click
 
 from dflash2 import converter
 from dflash2.commands.converter import finding_line
-from dflash2.commands.pair import pair_options, progress_display, ready_pair
-from dflash2.commands.terminal import FILE, HELP, errors
+from dflash2.commands.pair import pair_options, ready_pair
+from dflash2.commands.terminal import FILE, HELP, errors, progress_display
 from dflash2.errors import GGUFError, ModelfileError
 from dflash2.modelfiles import (
     DRAFT_NUM_PREDICT,
@@ -141,11 +141,9 @@ def modelfile(
     base = None if from_modelfile is None else _existing(from_modelfile)
     pair_choices = {key: options[key] for key in ("revision", "drafter_revision", "offline", "outtype", "no_check")}
     if route == "mlx":
-        if draft_num_predict is not None or options["revision"] or options["drafter_revision"]:
-            raise click.UsageError(
-                "--draft-num-predict, --revision and --drafter-revision are for the gguf route only."
-            )
-        ready = _folders(target, drafter, offline=options["offline"], no_check=options["no_check"])
+        if draft_num_predict is not None:
+            raise click.UsageError("--draft-num-predict has no effect on the mlx route; leave it out.")
+        ready = _folders(target, drafter, options)
     else:
         ready = _files(ready_pair(target, drafter, **pair_choices), draft_num_predict)
     if draft_quantize is not None:
@@ -210,10 +208,11 @@ def _files(pair: Pair, drafted: int | None) -> _Ready:
     )
 
 
-def _folders(target: str, drafter: str | None, *, offline: bool, no_check: bool) -> _Ready:
+def _folders(target: str, drafter: str | None, options: dict[str, Any]) -> _Ready:
+    where = {key: options[key] for key in ("revision", "drafter_revision", "offline")}
     with progress_display() as progress:
-        pair = resolve_folders(target, drafter, offline=offline, progress=progress)
-    for finding in check_folders(pair, warn_only=no_check).problems:
+        pair = resolve_folders(target, drafter, **where, progress=progress)
+    for finding in check_folders(pair, warn_only=options["no_check"]).problems:
         errors.print(finding_line(finding), style="yellow", markup=False, soft_wrap=True)
     return _Ready(pair.target, pair.drafter, target)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from dflash2.commands.converter import finding_line
-from dflash2.commands.terminal import errors
+from dflash2.commands.terminal import errors, progress_display
 from dflash2.converter import OUT_TYPES
 from dflash2.modelfiles import Pair, check_pair, resolve_pair
 
@@ -66,18 +64,3 @@ def ready_pair(
     for finding in check_pair(pair, warn_only=no_check).problems:
         errors.print(finding_line(finding), style="yellow", markup=False, soft_wrap=True)
     return pair
-
-
-@contextmanager
-def progress_display() -> Iterator[Callable[[str, int, int], None]]:
-    """A display on standard error: what it gives is called with (what is done, bytes done, bytes in all)."""
-    tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
-
-        yield report

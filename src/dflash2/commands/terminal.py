@@ -1,12 +1,15 @@
-"""What every command shares: the two streams, and the types of common options."""
+"""What every command shares: the two streams, the display of progress, and the types of common options."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from dflash2.text import printable
@@ -33,10 +36,26 @@ class _Console(Console):
 FILE = _File(path_type=Path)
 THREADS = click.IntRange(min=1, max=1024)
 HELP = {"help_option_names": ["-h", "--help"]}
-console = _Console(highlight=False)
-errors = _Console(stderr=True, highlight=False)
+# No emoji: `:key:` in a path is no key.
+console = _Console(highlight=False, emoji=False)
+errors = _Console(stderr=True, highlight=False, emoji=False)
 
 
 def cell(text: str) -> Text:
     """`text` for a table, as it is: no markup, nothing that steers the terminal."""
     return Text(printable(text))
+
+
+@contextmanager
+def progress_display() -> Iterator[Callable[[str, int, int], None]]:
+    """A display on standard error: what it gives is called with (what is done, bytes done, bytes in all)."""
+    tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield report
