@@ -128,12 +128,14 @@ def write_command(command: Command) -> str:
     Raises ModelfileError for what no form of writing keeps.
     """
     name, value = command.name, command.args
-    role, colon, text = value.partition(": ")
-    if name == "message" and colon and role in ROLES:
+    if name == "message":
+        role, colon, text = value.partition(": ")
+        if not colon or role not in ROLES:
+            raise ModelfileError(f"A MESSAGE needs a role, {', '.join(ROLES)} in lower case; {role[:20]!r} is none.")
         return f"MESSAGE {role} {_write_value(text, 'MESSAGE')}"
     if name == MODEL:
         return f"FROM {_write_value(value, 'FROM')}"
-    if name in KEYWORDS and name not in ("from", "parameter", "message"):
+    if name in KEYWORDS and name not in ("from", "parameter"):
         return f"{name.upper()} {_write_value(value, name.upper())}"
     if not _NAME.fullmatch(name):
         raise ModelfileError(f"{name!r} cannot be the name of a PARAMETER: only letters, digits and _ can.")

@@ -13,6 +13,7 @@ from dflash2.errors import ModelfileError, OptionError
 from dflash2.modelfiles.editing import set_values
 from dflash2.modelfiles.grammar import MODEL, Command
 from dflash2.modelfiles.modelfile import DRAFT, Modelfile
+from dflash2.regular_file import exists
 
 Route = Literal["gguf", "mlx"]
 
@@ -62,6 +63,12 @@ def compose(target: Path, drafter: Path, settings: Mapping[str, Sequence[str]], 
     except ModelfileError as error:
         raise ModelfileError(f"Ollama would refuse the Modelfile: {error}; correct what sets it.") from error
     return text
+
+
+def left_behind(made: Modelfile, folder: Path) -> tuple[str, ...]:
+    """Relative paths in a Modelfile of `folder` that lead elsewhere once it is in another one, as they are written."""
+    values = (*made.values(MODEL)[1:], *made.values("adapter"))
+    return tuple(one for one in values if one and not Path(one).is_absolute() and exists(folder / one))
 
 
 def create_arguments(name: str, modelfile: str, route: Route, draft_quantize: str | None = None) -> list[str]:

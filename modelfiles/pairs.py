@@ -17,7 +17,7 @@ from filelock import FileLock
 from dflash2 import __version__, converter, hub
 from dflash2.cache import cache_folder
 from dflash2.converter import Overrides, RegistryEntry, Report
-from dflash2.errors import GGUFError, HubError, TargetMismatchError
+from dflash2.errors import CheckpointError, GGUFError, HubError, TargetMismatchError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.hashing import sha256_file
 from dflash2.hub import Snapshot
@@ -101,6 +101,8 @@ def resolve_pair(
     require_known(drafter)
     # The drafter first: it is the smaller download, and the likelier one to fail.
     found = _find_drafter(drafter, drafter_revision, offline, report)
+    if isinstance(found, Snapshot) and overrides == _NO_OVERRIDES:
+        _require_convertible(found)
     target_file = _find_target(target, revision, offline, report)
     notes: tuple[str, ...] = ()
     if isinstance(found, ModelFile):
@@ -227,6 +229,18 @@ def _fetch_drafter(
     return hub.resolve_files(
         repo_id, choose, revision=revision, offline=offline, progress=partial(progress, "fetching the drafter")
     )
+
+
+def _require_convertible(checkpoint: Snapshot) -> None:
+    """Raise CheckpointError for what conversion would refuse: that must not come out after fetching the target."""
+    if not (checkpoint.path / "config.json").is_file():
+        return
+    facts = converter.inspect(checkpoint.path).checkpoint
+    if facts is not None and facts.reason is not None:
+        raise CheckpointError(
+            f"{checkpoint.repo_id or checkpoint.path} is not converted as it is: {facts.reason} If that names an"
+            " option, run dflash2-convert with it and give the GGUF file."
+        )
 
 
 def _converted(

@@ -105,6 +105,14 @@ def test_an_existing_modelfile_is_changed_and_kept(run, folder, tmp_path):
     )
 
 
+def test_an_adapter_that_would_be_lost_is_named(run, folder, tmp_path):
+    (folder / "lora.gguf").touch()
+    (folder / "WithAdapter").write_text("FROM x\nADAPTER ./lora.gguf\n")
+    note = b"./lora.gguf is relative to ."
+    assert note in run("target.gguf", "bf16.gguf", "--from-modelfile", "WithAdapter", "-o", tmp_path / "New").stderr
+    assert note not in run("target.gguf", "bf16.gguf", "--from-modelfile", "WithAdapter", "-o", "New").stderr
+
+
 @pytest.mark.parametrize("name", ["a b", " a", "a:key:b", "a#b", '"a', "a\nb", "'a'", "é漢", "-a"])
 def test_paths_of_all_kinds_are_what_ollama_will_read(run, folder, tmp_path, name):
     odd = tmp_path / name

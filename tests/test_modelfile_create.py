@@ -12,6 +12,7 @@ from dflash2.modelfiles import (
     check_draft_quantization,
     compose,
     create_arguments,
+    left_behind,
     model_name,
     route_notes,
     shell_lines,
@@ -43,6 +44,12 @@ def test_what_ollama_would_refuse_or_take_for_a_name_is_not_written(files, tmp_p
         compose(target, tmp_path / "missing", {})
     with pytest.raises(ModelfileError, match=r"would refuse the Modelfile: invalid float value \[x\]; correct"):
         compose(target, drafter, {"top_p": ("x",)})
+
+
+def test_relative_paths_that_a_move_would_break_are_named(files):
+    folder = files[0].parent
+    made = Modelfile.parse("FROM t.gguf\nFROM d.gguf\nFROM llama3\nADAPTER ./t.gguf\nADAPTER /t.gguf\n")
+    assert left_behind(made, folder) == ("d.gguf", "./t.gguf")
 
 
 def test_the_mlx_route_says_what_it_ignores():

@@ -198,6 +198,16 @@ def test_nothing_is_fetched_before_both_names_make_sense(client, hub):
     assert hub.requests == []
 
 
+def test_a_checkpoint_that_is_not_converted_is_refused_before_the_target_is_fetched(client, hub, tmp_path):
+    config = make_drafter(tmp_path / "nameless") / "config.json"
+    config.write_text(config.read_text().replace('"block_size"', '"size_of_block"'))
+    found = client.resolve("org/target-GGUF", tmp_path / "nameless")
+    assert "nameless is not converted as it is:" in found["error"]
+    assert "--block-size" in found["error"]
+    assert "run dflash2-convert with it and give the GGUF file." in found["error"]
+    assert hub.requests == []
+
+
 def test_a_wrong_file_is_told_from_a_drafter(models, tmp_path):
     target = str(models / "target.gguf")
     with pytest.raises(GGUFError, match="is no DFlash drafter; give the target first"):

@@ -29,6 +29,7 @@ from dflash2.modelfiles import (
     check_folders,
     compose,
     create_arguments,
+    left_behind,
     model_name,
     resolve_folders,
     route_notes,
@@ -162,7 +163,8 @@ def modelfile(
     arguments = create_arguments(name or model_name(ready.label), str(output or "Modelfile"), route, draft_quantize)
     for line in shell_lines(arguments, windows=os.name == "nt"):
         errors.print(line, markup=False, soft_wrap=True)
-    for note in (*ready.notes, *route_notes(route, Modelfile.parse(written))):
+    made = Modelfile.parse(written)
+    for note in (*ready.notes, *route_notes(route, made), *_moved(made, from_modelfile, output)):
         errors.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
 
 
@@ -174,6 +176,15 @@ def _existing(path: Path) -> bytes:
     except ModelfileError as error:
         raise ModelfileError(f"{path}: {error}") from error
     return source
+
+
+def _moved(made: Modelfile, source: Path | None, output: Path | None) -> tuple[str, ...]:
+    if source is None or (output is not None and output.resolve().parent == source.resolve().parent):
+        return ()
+    return tuple(
+        f"{path} is relative to {source.parent}: save the Modelfile there, or write the whole path"
+        for path in left_behind(made, source.parent)
+    )
 
 
 @dataclass(frozen=True)
