@@ -32,6 +32,21 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 _MAX_NAME = 80
 
 
+def check_settings(settings: Mapping[str, Sequence[str]]) -> None:
+    """Raise ModelfileError for values that `compose` could not write or that Ollama would refuse."""
+    commands = [Command(name, value) for name, values in settings.items() for value in values]
+    made = Modelfile((Command(MODEL, "any"), *commands))
+    made.render()
+    _check_values(made)
+
+
+def _check_values(made: Modelfile) -> None:
+    try:
+        made.check_values()
+    except ModelfileError as error:
+        raise ModelfileError(f"Ollama would refuse the Modelfile: {error}; correct what sets it.") from error
+
+
 def compose(target: Path, drafter: Path, settings: Mapping[str, Sequence[str]], base: bytes | None = None) -> bytes:
     """The text of a Modelfile for two files or folders.
 
@@ -58,10 +73,7 @@ def compose(target: Path, drafter: Path, settings: Mapping[str, Sequence[str]], 
         wanted[MODEL] = (str(target), *Modelfile.parse(base).values(MODEL)[1:])
         for name, values in wanted.items():
             text = set_values(text, name, values)
-    try:
-        Modelfile.parse(text).check_values()
-    except ModelfileError as error:
-        raise ModelfileError(f"Ollama would refuse the Modelfile: {error}; correct what sets it.") from error
+    _check_values(Modelfile.parse(text))
     return text
 
 

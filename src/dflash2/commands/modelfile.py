@@ -14,7 +14,8 @@ from dflash2 import converter
 from dflash2.commands.converter import finding_line
 from dflash2.commands.pair import pair_options, ready_pair
 from dflash2.commands.terminal import FILE, HELP, errors, progress_display
-from dflash2.errors import GGUFError, ModelfileError
+from dflash2.errors import GGUFError, ModelfileError, OutputError
+from dflash2.gguf_info import is_gguf
 from dflash2.modelfiles import (
     DRAFT_NUM_PREDICT,
     DRAFT_QUANTIZATIONS,
@@ -27,6 +28,7 @@ from dflash2.modelfiles import (
     Route,
     check_draft_quantization,
     check_folders,
+    check_settings,
     compose,
     create_arguments,
     left_behind,
@@ -139,7 +141,9 @@ def modelfile(
     which names its drafter too. DRAFTER is a GGUF file, a checkpoint folder or a Hub id; checkpoints are converted.
     """
     settings = _settings(options)
+    check_settings(settings)
     base = None if from_modelfile is None else _existing(from_modelfile)
+    _check_output(output)
     pair_choices = {key: options[key] for key in ("revision", "drafter_revision", "offline", "outtype", "no_check")}
     if route == "mlx":
         if draft_num_predict is not None:
@@ -149,8 +153,6 @@ def modelfile(
         ready = _files(ready_pair(target, drafter, **pair_choices), draft_num_predict)
     if draft_quantize is not None:
         draft_quantize = check_draft_quantization(route, draft_quantize, ready.stored)
-    if DRAFT_NUM_PREDICT in settings and ready.drafted is not None:
-        raise click.UsageError(f"Give {DRAFT_NUM_PREDICT} as --draft-num-predict, not as --parameter.")
     if ready.drafted is not None:
         settings = {DRAFT_NUM_PREDICT: (str(ready.drafted),), **settings}
     written = compose(ready.target, ready.drafter, settings, base)
@@ -176,6 +178,14 @@ def _existing(path: Path) -> bytes:
     except ModelfileError as error:
         raise ModelfileError(f"{path}: {error}") from error
     return source
+
+
+def _check_output(output: Path | None) -> None:
+    """Refuse before anything is fetched what cannot be written, and to write over a model."""
+    if output is not None and not output.absolute().parent.is_dir():
+        raise OutputError(f"Cannot write {output}: the folder {output.parent} does not exist; create it.")
+    if output is not None and is_gguf(output):
+        raise OutputError(f"Cannot write {output}: it is a GGUF file; give the path of the Modelfile to write.")
 
 
 def _moved(made: Modelfile, source: Path | None, output: Path | None) -> tuple[str, ...]:
@@ -231,6 +241,8 @@ def _folders(target: str, drafter: str | None, options: dict[str, Any]) -> _Read
 def _settings(options: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Values by command, as `compose` takes them, of the options that say what else goes into the file."""
     parameters: dict[str, tuple[str, ...]] = options["parameters"]
+    if DRAFT_NUM_PREDICT in parameters:
+        raise click.UsageError(f"Give {DRAFT_NUM_PREDICT} as --draft-num-predict, not as --parameter.")
     if options["num_ctx"] is not None:
         if NUM_CTX in parameters:
             raise click.UsageError(f"{NUM_CTX} is given twice: as --num-ctx and as --parameter.")
