@@ -25,7 +25,7 @@ _TOO_SHORT = "unexpected EOF"
 _NO_FROM = "no FROM line"
 
 _BLANKS = " \t"
-_BETWEEN = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_BETWEEN = re.compile(r"(?:[ \t\r\n]+|#[^\r\n]*)*")
 _KEYWORD = re.compile(r".[A-Za-z]*", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_]*")
 _ROLE = re.compile(r"[A-Za-z]*")
