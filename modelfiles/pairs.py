@@ -16,8 +16,8 @@ from filelock import FileLock
 
 from dflash2 import __version__, converter, hub
 from dflash2.cache import cache_folder
-from dflash2.converter import Overrides, RegistryEntry, Report
-from dflash2.errors import CheckpointError, GGUFError, HubError, TargetMismatchError
+from dflash2.converter import OUT_TYPES, Overrides, RegistryEntry, Report
+from dflash2.errors import CheckpointError, GGUFError, HubError, OptionError, TargetMismatchError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.hashing import sha256_file
 from dflash2.hub import Snapshot
@@ -31,6 +31,7 @@ Progress = Callable[[str, int, int], None]
 _GGUF_OWNER = "ggml-org"
 _CACHE = "drafters"
 _KEY_LENGTH = 12
+_NAME_BYTES = 100  # of the 255 that a file's name can have
 _NO_OVERRIDES = Overrides()
 
 
@@ -96,6 +97,8 @@ def resolve_pair(
     `converter.convert` raises. Whether the two fit is `check_pair`'s to say.
     """
     report = progress or no_progress
+    if outtype.lower() not in OUT_TYPES:
+        raise OptionError(f"{outtype!r} is no type of a drafter; give one of {', '.join(OUT_TYPES)}.")
     require_known(target)
     drafter = published_drafter(target) if drafter is None else drafter
     require_known(drafter)
@@ -249,8 +252,9 @@ def _converted(
     """The converted drafter: from the cache if it was converted before, else written there."""
     label = checkpoint.repo_id or str(checkpoint.path)
     name = (checkpoint.repo_id or checkpoint.path.resolve().name).rsplit("/", 1)[-1].removeprefix("dflash-")
+    short = name.encode(errors="replace")[:_NAME_BYTES].decode(errors="ignore")
     key = _key(checkpoint, target, outtype, overrides)
-    output = cache_folder(_CACHE) / f"dflash-{name}-{outtype.upper()}-{key}.gguf"
+    output = cache_folder(_CACHE) / f"dflash-{short}-{outtype.upper()}-{key}.gguf"
     notes: tuple[str, ...] = ()
     with FileLock(output.with_suffix(".lock")):
         if not output.is_file():

@@ -11,7 +11,7 @@ from factories import make_drafter, make_target
 from hub_server import HubServer, Repository
 
 from dflash2.converter import inspect
-from dflash2.errors import GGUFError, HubError, OutputError, TargetMismatchError
+from dflash2.errors import GGUFError, HubError, OptionError, OutputError, TargetMismatchError
 from dflash2.modelfiles import check_pair, resolve_pair
 from dflash2.modelfiles.gguf_choice import choose_drafter, choose_target, split_quant
 
@@ -206,6 +206,14 @@ def test_a_checkpoint_that_is_not_converted_is_refused_before_the_target_is_fetc
     assert "--block-size" in found["error"]
     assert "run dflash2-convert with it and give the GGUF file." in found["error"]
     assert hub.requests == []
+
+
+def test_names_and_types_that_do_not_fit_into_a_file_s_name(models, tmp_path):
+    folder = make_drafter(tmp_path / ("漢" * 80))
+    pair = resolve_pair_in(tmp_path / "cache", str(models / "target.gguf"), str(folder))
+    assert pair.drafter.path.name.startswith("dflash-" + "漢" * 33 + "-BF16-")
+    with pytest.raises(OptionError, match=r"'\.\./x' is no type of a drafter; give one of f32, f16"):
+        resolve_pair(str(models / "target.gguf"), str(folder), outtype="../x")
 
 
 def test_a_wrong_file_is_told_from_a_drafter(models, tmp_path):
