@@ -119,11 +119,6 @@ def _serves(build: Build) -> bool:
     return patched and same and build.server.is_file()
 
 
-def _serves(build: Build) -> bool:
-    patched = not build.stock and not build.module and "server" in build.targets
-    return patched and build.cpu == cpu_identity() and build.server.is_file()
-
-
 def _is_for_python(build: Build) -> bool:
     wanted = not build.stock and not build.module and "libs" in build.targets
     same = build.base == LLAMA_CPP_COMMIT and build.abi == PATCHED_ABI_VERSION and build.cpu == cpu_identity()
