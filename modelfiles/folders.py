@@ -32,10 +32,7 @@ _TARGET_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.ti
 # What Ollama's MLX engine registers, and DFlash 2 as its pull request 17865 does.
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")
 # What `converter.check` says of GGUF and llama.cpp, which have no part in this route.
-_OTHER_CHECKS = frozenset({
-    "checkpoint", "tappable", "rope_factors", "causality", "library", "library_functions", "library_drafter",
-    "library_target",
-})  # fmt: skip
+_OTHER_CHECKS = frozenset({"checkpoint", "tappable", "rope_factors", "causality"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def check_folders(pair: Folders, *, warn_only: bool = False) -> Report:
     name = checkpoint.dialect if checkpoint else None
     fix = "" if name in _ARCHITECTURES else "use the gguf route"
     known = Finding("error" if fix else "ok", "architecture", list(_ARCHITECTURES), name, fix)
-    report = converter.check(pair.drafter, pair.target)
+    report = converter.check(pair.drafter, pair.target, library=False)
     others = (finding for finding in report.findings if finding.key not in _OTHER_CHECKS)
     report = Report(report.drafter, report.target, (known, *others))
     if not warn_only:

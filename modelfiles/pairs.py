@@ -121,11 +121,11 @@ def resolve_pair(
 
 
 def check_pair(pair: Pair, *, warn_only: bool = False) -> Report:
-    """What `converter.check` says of a pair; its warnings are for the caller to show.
+    """What `converter.check` says of the two files, llama-cpp-python aside; its warnings are for the caller to show.
 
     Raises TargetMismatchError with all errors in one sentence, unless `warn_only`.
     """
-    report = converter.check(pair.drafter.path, pair.target.path)
+    report = converter.check(pair.drafter.path, pair.target.path, library=False)
     if not warn_only:
         require_fit(report, pair.drafter.label, pair.target.label)
     return report

@@ -89,6 +89,12 @@ def test_an_architecture_the_library_does_not_know_is_an_error(tmp_path, convert
     assert (found["library_target"].level, found["library_target"].expected) == ("error", "qwen99")
 
 
+def test_the_library_at_hand_does_not_count_for_another_program(converted, tmp_path):
+    target = make_target(tmp_path / "t.gguf", architecture="qwen99")
+    assert findings(check(converted, target))["library_target"].level == "error"
+    assert not [key for key in findings(check(converted, target, library=False)) if key.startswith("library")]
+
+
 def test_llama3_factors_are_lost_on_an_mrope_target(tmp_path):
     scaling = {
         "rope_type": "llama3",

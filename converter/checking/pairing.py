@@ -87,13 +87,14 @@ class _Side:
 
 
 @system_errors(GGUFError)
-def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -> Report:
+def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES, library: bool = True) -> Report:
     """Check a pair without loading it.
 
     Args:
         drafter: a drafter GGUF, or the folder of a drafter checkpoint.
         target: GGUF of the target (of a split one: its first file), or its Hugging Face folder.
         overrides: what goes before the values of a checkpoint's config, as in `convert`.
+        library: whether llama-cpp-python's library has to run them; not so if another program will.
 
     Raises:
         GGUFError: one of them cannot be read, or is no drafter or no target.
@@ -108,7 +109,8 @@ def check(drafter: Path, target: Path, *, overrides: Overrides = NO_OVERRIDES) -
             findings += pair_check(side, facts)
     if drafter.is_dir():
         findings += _own_tokenizer(drafter, facts)
-    findings += _runtime(side, facts)
+    if library:
+        findings += _runtime(side, facts)
     return Report(drafter, target, tuple(findings))
 
 
