@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash2.evidence.runs import Run, greedy_run, opened, prompt_tokens
+from dflash2.evidence.engines import Run, opened
+from dflash2.evidence.prompts import texts
 
 _NGRAM = 4
 
@@ -120,15 +121,15 @@ def bench(
     `progress(done, total)` counts prompts. Raises what `DFlashLlama` raises.
     """
     runs = []
-    with opened(target, drafter, llama_kwargs) as llm:
-        depth = llm.depth
-        tokenised = prompt_tokens(llm, prompts)
+    with opened(target, drafter, llama_kwargs) as engine:
+        depth = engine.most
+        tokenised = [engine.tokens_of(prompt, chat=False) for prompt in texts(prompts)]
         for warm_up in (0, depth):
-            greedy_run(llm, tokenised[0], n_tokens, warm_up)
+            engine.generate(tokenised[0], n_tokens, depth=warm_up, past_end=True)
         for number, prompt in enumerate(tokenised):
             # Whichever runs second profits or suffers from what the machine did meanwhile: take turns.
             order = (0, depth) if number % 2 == 0 else (depth, 0)
-            results = {at: greedy_run(llm, prompt, n_tokens, at) for at in order}
+            results = {at: engine.generate(prompt, n_tokens, depth=at, past_end=True) for at in order}
             runs.append(PromptRuns(number, results[0], results[depth]))
             if progress is not None:
                 progress(number + 1, len(prompts))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash2.evidence.runs import greedy_run, opened, prompt_tokens
+from dflash2.evidence.engines import opened
+from dflash2.evidence.prompts import texts
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,10 @@ def verify(
     `progress(done, total)` counts prompts. Raises what `DFlashLlama` raises.
     """
     differences = []
-    with opened(target, drafter, llama_kwargs) as llm:
-        depth = llm.depth
-        for number, prompt in enumerate(prompt_tokens(llm, prompts)):
-            expected = greedy_run(llm, prompt, n_tokens, depth=0).tokens
-            actual = greedy_run(llm, prompt, n_tokens, depth=depth).tokens
+    with opened(target, drafter, llama_kwargs) as engine:
+        for number, prompt in enumerate(engine.tokens_of(prompt, chat=False) for prompt in texts(prompts)):
+            expected = engine.generate(prompt, n_tokens, depth=0, past_end=True).tokens
+            actual = engine.generate(prompt, n_tokens, past_end=True).tokens
             if (difference := first_difference(number, expected, actual)) is not None:
                 differences.append(difference)
             if progress is not None:

@@ -8,7 +8,7 @@ from dflash2 import native
 from dflash2.constants import SNAPSHOT_ARCHITECTURES
 from dflash2.errors import NativeError
 from dflash2.native import Context, ContextOptions, Model, Outputs, Placement
-from dflash2.native.devices import devices
+from dflash2.native.devices import device_array
 from dflash2.native.symbols import SYMBOLS
 
 SNAPSHOTS = 3
@@ -145,7 +145,7 @@ def test_a_part_that_is_cut_short_is_refused(context):
 @pytest.mark.parametrize(("name", "says"), [("CUDA77", "no device 'CUDA77'"), ("CPU", "nothing is offloaded to 'CPU'")])
 def test_a_device_that_takes_no_weights_is_refused_by_name(name, says):
     with pytest.raises(NativeError, match=says):
-        devices([name])
+        device_array([name])
 
 
 @pytest.mark.parametrize("name", SYMBOLS)

@@ -53,6 +53,10 @@ class SamplingError(Dflash2Error, RuntimeError):
     """No token can be chosen: a grammar or a logits processor forbids all of them."""
 
 
+class EvidenceError(Dflash2Error):
+    """Something to measure or compare cannot be had: a result file, a data set, a server."""
+
+
 class BuildError(Dflash2Error):
     """Building llama.cpp from its pinned source failed."""
 

@@ -7,7 +7,7 @@ NativeError instead.
 from dflash2.native.batch import Bytes, FloatArray, IntArray
 from dflash2.native.choice import LIBRARY_VARIABLE
 from dflash2.native.context import Context
-from dflash2.native.devices import device_names, gpu_names
+from dflash2.native.devices import Device, device_names, devices, gpu_names
 from dflash2.native.loader import (
     Library,
     lattice_layout,
@@ -34,6 +34,7 @@ __all__ = [
     "Candidates",
     "Context",
     "ContextOptions",
+    "Device",
     "FloatArray",
     "IntArray",
     "Library",
@@ -48,6 +49,7 @@ __all__ = [
     "check_rpc_server",
     "counters",
     "device_names",
+    "devices",
     "dies_with_parent",
     "final_tap_architectures",
     "gpu_names",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dflash2.errors import NativeError
@@ -12,25 +13,55 @@ from dflash2.native.loader import llama
 _OFFLOADED = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 
 
+@dataclass(frozen=True)
+class Device:
+    """A device of the library: `name` as `device_draft` takes it, `description` in words, its memory in all.
+
+    `offloads`: whether weights go to it, as to a GPU; the CPU and its accelerators do not.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int
+    offloads: bool
+
+
+def devices() -> tuple[Device, ...]:
+    """All devices of the library; those of an RPC server are asked over the network."""
+    library = ggml()
+    found = []
+    for device in _handles(library):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        name, description = (
+            read(device).decode("utf-8", "replace")
+            for read in (library.ggml_backend_dev_name, library.ggml_backend_dev_description)
+        )
+        found.append(Device(name, description, total.value, library.ggml_backend_dev_type(device) in _OFFLOADED))
+    return tuple(found)
+
+
+def _handles(library: Any) -> list[Any]:
+    return [library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count())]
+
+
 def device_names() -> tuple[str, ...]:
     """Names of all devices of the library, as `devices` takes them."""
     library = ggml()
-    found = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
-    return tuple(library.ggml_backend_dev_name(device).decode() for device in found)
+    return tuple(library.ggml_backend_dev_name(device).decode() for device in _handles(library))
 
 
 def gpu_names() -> tuple[str, ...]:
     """Names of the devices that llama.cpp offloads to: what is neither the CPU nor an accelerator of it."""
     library = ggml()
-    found = (library.ggml_backend_dev_get(index) for index in range(library.ggml_backend_dev_count()))
     return tuple(
         library.ggml_backend_dev_name(device).decode()
-        for device in found
+        for device in _handles(library)
         if library.ggml_backend_dev_type(device) in _OFFLOADED
     )
 
 
-def devices(names: Sequence[str]) -> Any:
+def device_array(names: Sequence[str]) -> Any:
     """NULL-terminated array of the devices called `names`; raises NativeError for one that is no such device."""
     library = ggml()
     found = [library.ggml_backend_dev_by_name(name.encode()) for name in names]
@@ -57,6 +88,10 @@ def ggml() -> Any:
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     libggml.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
+    size = ctypes.POINTER(ctypes.c_size_t)
+    libggml.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size, size]
+    libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
     libggml.ggml_backend_dev_name.argtypes = [ctypes.c_void_p]
     libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
     libggml.ggml_backend_dev_name.restype = ctypes.c_char_p

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 from dflash2.errors import NativeError
-from dflash2.native.devices import devices
+from dflash2.native.devices import device_array
 from dflash2.native.loader import llama, repacking_is_safe
 from dflash2.native.options import Placement
 
@@ -29,7 +29,7 @@ class Model:
             self._tensor_split = (ctypes.c_float * module.LLAMA_MAX_DEVICES)(*placement.tensor_split)
             params.tensor_split = self._tensor_split
         if placement.devices is not None:
-            self._devices = devices(placement.devices)
+            self._devices = device_array(placement.devices)
             params.devices = ctypes.addressof(self._devices)
         self._pointer = module.llama_model_load_from_file(str(path).encode(), params)
         if not self._pointer:

@@ -51,6 +51,15 @@ class Tokenizer:
             raise NativeError(f"llama.cpp gave {-n} tokens for a text of {len(data)} bytes.")
         return np.frombuffer(tokens, np.int32, n).copy()
 
+    def is_end(self, token: int) -> bool:
+        """Whether `token` ends a text, or a message of a chat; raises NativeError for an id out of the vocabulary."""
+        module, _ = llama()
+        if self._model is None:
+            raise NativeError("this tokenizer is closed; make a new one.")
+        if not 0 <= token < module.llama_vocab_n_tokens(self._vocabulary):
+            raise NativeError(f"token {token} is not in the vocabulary.")
+        return bool(module.llama_vocab_is_eog(self._vocabulary, token))
+
     def close(self) -> None:
         """Free the vocabulary."""
         if self._model:
