@@ -2,6 +2,7 @@
 
 from dflash2.runtime.llama_compat import DFlashLlama
 from dflash2.runtime.planning import Depth
+from dflash2.runtime.sampling import Verify
 from dflash2.runtime.stats import CycleRecord, DraftStats
 
-__all__ = ["CycleRecord", "DFlashLlama", "Depth", "DraftStats"]
+__all__ = ["CycleRecord", "DFlashLlama", "Depth", "DraftStats", "Verify"]

@@ -245,6 +245,15 @@ class DFlashLlama(LlamaCalls):
         params.n_rs_seq = self._n_rs_seq
         self._context_params = params
 
+    def target_context(self, *, observer: native.Observer | None = None) -> native.Context:
+        """A context of its own on the target's weights, made as this object's but without drafter and snapshots.
+
+        What it computes is the target's word on a text, whatever the cycles do. Close it before this object.
+        """
+        given = {name: getattr(self.context_params, name) for name in native.ContextOptions.__dataclass_fields__}
+        options = native.ContextOptions(**{**given, "n_rs_seq": 0})
+        return native.Context(self._ctx.ctx).beside(options, observer)
+
     @property
     def depth(self) -> Depth:
         """Draft tokens verified per cycle, or "auto"; may be set between requests, 0 switches drafting off."""

@@ -1,9 +1,12 @@
-"""llama-cpp-python's sampler chain written down in numpy, in double precision, without looking at llama.cpp's."""
+"""`dflash2.evidence`'s numpy chain with a grammar in its place, by the names of `generate`'s arguments."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
+
+from dflash2.evidence import Sampling
+from dflash2.evidence.probabilities import penalised, truncated
 
 Allowed = Callable[[tuple[int, ...]], np.ndarray]
 
@@ -23,26 +26,10 @@ class Chain:
 
     def probabilities(self, logits: np.ndarray, so_far: Sequence[int]) -> np.ndarray:
         """p [vocabulary] of the token after `so_far`, the tokens generated up to here."""
-        logits = logits.astype(np.float64)
-        for token in set(so_far):
-            factor = self.repeat_penalty
-            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
-            logits[token] -= list(so_far).count(token) * self.frequency_penalty + self.presence_penalty
+        arguments = asdict(self)
+        del arguments["allowed"]
+        sampling = Sampling(temperature=arguments.pop("temp"), **arguments)
+        logits = penalised(sampling, logits, so_far)
         if self.allowed is not None:
             logits[~self.allowed(tuple(so_far))] = -np.inf
-        order = np.argsort(-logits)
-        ranked = logits[order]
-        kept = np.ones(len(ranked), bool)
-        if self.top_k > 0:
-            kept[self.top_k :] = False
-        p = _softmax(np.where(kept, ranked, -np.inf))
-        kept &= np.cumsum(p) - p < self.top_p  # the token that crosses top_p stays
-        kept &= p >= self.min_p * p[0]
-        result = np.zeros(len(logits))
-        result[order] = _softmax(np.where(kept, ranked, -np.inf) / self.temp)
-        return result
-
-
-def _softmax(values: np.ndarray) -> np.ndarray:
-    weights = np.exp(values - values.max())
-    return weights / weights.sum()
+        return truncated(sampling, logits)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from chi_square import p_value, rejected
 
+from dflash2.evidence.statistics import p_value, rejected
 from dflash2.runtime.noise import Noise, _unit
 
 IDS = np.arange(1000, dtype=np.int32)

@@ -13,12 +13,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from chi_square import p_value, rejected
 from factories_sampling import CHARACTERS, END, VOCAB, make_small_pair
 from llama_cpp import Llama, LlamaGrammar
 from numpy_chain import Chain
 
 from dflash2 import DFlashLlama, native
+from dflash2.evidence.statistics import p_value, rejected
 from dflash2.native import (
     Candidates,
     Context,

@@ -17,6 +17,7 @@ from dflash2.native.loader import (
     silence,
 )
 from dflash2.native.model import Model
+from dflash2.native.observe import Observer, Operation
 from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Placement
 from dflash2.native.parent_death import dies_with_parent
 from dflash2.native.probe import Support, counters, knows_architecture, support
@@ -39,6 +40,8 @@ __all__ = [
     "IntArray",
     "Library",
     "Model",
+    "Observer",
+    "Operation",
     "Outputs",
     "Placement",
     "SamplerChain",

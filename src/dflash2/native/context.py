@@ -15,6 +15,7 @@ from dflash2.errors import NativeError
 from dflash2.native.batch import SEQUENCE, Batch, Bytes, FloatArray, IntArray
 from dflash2.native.loader import function, llama, require_symbols
 from dflash2.native.model import Model
+from dflash2.native.observe import Observer
 from dflash2.native.options import ContextOptions, Outputs
 
 # `LLAMA_STATE_SEQ_FLAGS_*`: everything, or only what cannot be cut at a position.
@@ -35,6 +36,7 @@ class Context:
         model = module.llama_get_model(pointer)
         self._pointer = pointer
         self._owned = False
+        self._observer: Observer | None = None
         self._memory = module.llama_get_memory(pointer)
         self._seq_rm = module.llama_memory_seq_rm
         self._decode = module.llama_decode
@@ -64,18 +66,32 @@ class Context:
     ) -> Context:
         """Make a context that `close` frees; `other` is the target's, whose embeddings and head a drafter shares."""
         module, _ = llama()
-        params = module.llama_context_default_params()
-        for name in ContextOptions.__dataclass_fields__:
-            value = getattr(options, name)
-            if value is not None:
-                setattr(params, name, value)
+        params = _parameters(options)
         if other is not None:
             params.ctx_other = other._pointer
-        pointer = module.llama_init_from_model(model._pointer, params)
+        return cls._made(module.llama_init_from_model(model._pointer, params), feature_width)
+
+    @classmethod
+    def _made(cls, pointer: Any, feature_width: int) -> Context:
         if not pointer:
             raise NativeError("llama.cpp cannot create a context; its log says why (verbose=True shows it).")
         context = cls(pointer, feature_width=feature_width)
         context._owned = True
+        return context
+
+    def beside(self, options: ContextOptions, observer: Observer | None = None) -> Context:
+        """Make another context on the weights of this one, to be closed before them; its memory is its own.
+
+        `observer` sees every operation that it computes.
+        """
+        if self._pointer is None:
+            _closed()
+        module, _ = llama()
+        params = _parameters(options)
+        if observer is not None:
+            observer.attach(params)
+        context = self._made(module.llama_init_from_model(module.llama_get_model(self._pointer), params), 0)
+        context._observer = observer  # what llama.cpp calls must live as long as the context
         return context
 
     def close(self) -> None:
@@ -301,6 +317,16 @@ class Context:
             _closed()
         llama()[0].llama_memory_clear(self._memory, True)
         self._last = (0, 0)
+
+
+def _parameters(options: ContextOptions) -> Any:
+    """llama.cpp's defaults with what `options` say."""
+    params = llama()[0].llama_context_default_params()
+    for name in ContextOptions.__dataclass_fields__:
+        value = getattr(options, name)
+        if value is not None:
+            setattr(params, name, value)
+    return params
 
 
 def _bytes_of(state: Bytes) -> Any:

@@ -46,6 +46,7 @@ class ContextOptions:
     swa_full: bool = False
     type_k: int | None = None
     type_v: int | None = None
+    yarn_attn_factor: float | None = None
 
 
 class Outputs(Enum):
