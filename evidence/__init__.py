@@ -6,6 +6,7 @@ a copy of a small target that costs what a real one costs.
 """
 
 from dflash2.evidence.bench import Bench, PromptRuns, bench
+from dflash2.evidence.datasets import dataset_prompts, file_prompts
 from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest, check_distribution
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling, opened
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
@@ -16,6 +17,7 @@ from dflash2.evidence.scaled_target import scaled_target
 from dflash2.evidence.server_engine import LlamaServerEngine
 from dflash2.evidence.ties import Candidate, Judgement
 from dflash2.evidence.verify import (
+    END,
     GREEDILY,
     IN_PROCESS,
     OVER_URL,
@@ -29,6 +31,7 @@ from dflash2.evidence.verify import (
 __all__ = [
     "CATEGORIES",
     "DISTRIBUTION_CHAINS",
+    "END",
     "GREEDILY",
     "GREEDY",
     "IN_PROCESS",
@@ -58,7 +61,9 @@ __all__ = [
     "bench",
     "builtin_prompts",
     "check_distribution",
+    "dataset_prompts",
     "exactness",
+    "file_prompts",
     "model_files",
     "opened",
     "read_result",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dflash2.errors import EvidenceError
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling
 from dflash2.evidence.prompts import Prompt
 from dflash2.evidence.ties import Judgement, judge
@@ -30,12 +31,12 @@ CHAINS = (
     Sampling(temperature=0.8, top_k=40, top_p=0.95),
     Sampling(temperature=0.7, min_p=0.05),
     Sampling(temperature=1.0, top_p=0.9, repeat_penalty=1.2, frequency_penalty=0.2),
-    Sampling(repeat_penalty=1.2),
 )
 GREEDILY = (Setting(),)
 SEED_EXACT: tuple[Verify, ...] = ("coupled", "match")
-IN_PROCESS = tuple(Setting(chain, mode) for mode in SEED_EXACT for chain in CHAINS)
-OVER_URL = tuple(Setting(chain) for chain in CHAINS)
+PENALISED = Setting(Sampling(repeat_penalty=1.2))  # greedy behind a chain
+IN_PROCESS = (*(Setting(chain, mode) for mode in SEED_EXACT for chain in CHAINS), PENALISED)
+OVER_URL = (*(Setting(chain) for chain in CHAINS), PENALISED)
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,10 @@ def verify(
         n_ctx: tokens that prompt and answer must fit into; 0 if anything fits.
         chat: put prompts into the target's chat template.
         seed: of the first prompt; the others count on.
-        reference: generates without drafting; by default `engine` itself, at depth 0.
+        reference: an engine that has no drafter; by default `engine` itself, at depth 0.
         progress: called with (runs done, runs in all).
 
-    Raises what the engine raises.
+    Raises what the engine raises, and EvidenceError for a reference that drafts.
     """
     tokenised = [(prompt, engine.tokens_of(prompt, chat=chat)) for prompt in prompts]
     fitting = [(prompt, tokens) for prompt, tokens in tokenised if not n_ctx or len(tokens) + n_tokens <= n_ctx]
@@ -165,7 +166,9 @@ def verify(
     comparisons: list[Comparison] = []
     for done, (prompt, tokens, setting, own_seed) in enumerate(plan):
         request = _Request(engine, tuple(tokens), setting, own_seed, n_tokens)
-        expected = request.run(reference or engine, 0)
+        expected = request.run(engine, 0) if reference is None else request.run(reference, None)
+        if expected.stats.drafted:
+            raise EvidenceError("The reference drafts too, so it proves nothing; start it without a drafter.")
         comparisons += [request.compare(prompt, expected, depth) for depth in depths]
         if progress is not None:
             progress(done + 1, len(plan))

@@ -83,7 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization")
         self.hub.requests.append(Request(self.command, path, self.headers.get("Range"), token))
         parts = path.strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
+        api = parts[0] == "api"
+        if parts[0] == "datasets":
+            parts = parts[1:]
         organisation, model, *rest = parts[2:] if api else parts
         verb, revision, *name = rest or ["revision", "main"]
         repository = self.hub.repositories.get(f"{organisation}/{model}")

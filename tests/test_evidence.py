@@ -1,10 +1,9 @@
-"""Verification and benchmark: what they compare, what they count, what follows from the counts."""
+"""Benchmark: what they compare, what they count, what follows from the counts."""
 
 import pytest
 
 from dflash2 import DFlashLlama, DraftStats
-from dflash2.evidence import Bench, Difference, PromptRuns, Run, bench, verify
-from dflash2.evidence.verify import first_difference
+from dflash2.evidence import Bench, PromptRuns, Run, bench
 
 N_TOKENS = 40
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
@@ -29,26 +28,6 @@ def runs(tokens, cycles, accepted, *, prompt=0, token_ms=10.0, cycle_ms=20.0):
     plain = Run(tokens, (len(tokens) - 1) * token_ms / 1000, stats())
     drafted = Run(tokens, cycles * cycle_ms / 1000, stats(cycles, accepted))
     return PromptRuns(prompt, plain, drafted)
-
-
-def test_first_difference_is_the_first_position_that_differs():
-    assert first_difference(3, [5, 6, 7, 8], [5, 6, 9, 1]) == Difference(3, 2, without_drafting=7, with_drafting=9)
-    assert first_difference(3, [5, 6], [5, 6]) is None
-
-
-def test_drafting_leaves_the_output_unchanged(target_path, drafter_gguf, prompts):
-    done = []
-    outcome = verify(
-        target_path,
-        drafter_gguf,
-        prompts[:3],
-        n_tokens=N_TOKENS,
-        progress=lambda *step: done.append(step),
-        **OPTIONS,
-    )
-    assert outcome.unchanged and outcome.differences == ()
-    assert (outcome.n_prompts, outcome.n_tokens) == (3, N_TOKENS)
-    assert done == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_accepted_length_over_cycle_cost_is_the_speedup():

@@ -23,6 +23,7 @@ from dflash2.commands.patches import build, doctor, patch
 from dflash2.commands.runtime import run
 from dflash2.commands.serve import serve
 from dflash2.commands.terminal import HELP, errors
+from dflash2.commands.verify import verify
 from dflash2.errors import Dflash2Error
 
 
@@ -90,6 +91,7 @@ for command in (
     run,
     serve,
     demo,
+    verify,
     build,
     patch,
     doctor,

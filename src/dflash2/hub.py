@@ -69,10 +69,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class HubFolders:
-    """Where downloads go: `local_dir` as plain files, else the cache (`cache_dir`, by default huggingface_hub's)."""
+    """Where downloads go: `local_dir` as plain files, else the cache (`cache_dir`, by default huggingface_hub's).
+
+    `repo_type`: the part of the Hub they come from, "model" or "dataset", which the cache keeps apart.
+    """
 
     local_dir: Path | None = None
     cache_dir: Path | None = None
+    repo_type: str = "model"
 
 
 def resolve_drafter(
@@ -148,6 +152,21 @@ def fetch_files(
             )
             return [HubFile(name, cached / name) for name in choose(_names_below(cached))]
         return _download_files(repo_id, choose, None, _no_progress, folders)[1]
+
+
+def fetch_dataset_file(repo_id: str, choose: Callable[[Sequence[str]], str]) -> HubFile:
+    """The file of the data set `repo_id` that `choose` names; offline from the cache. Raises HubError, and its own."""
+    if not is_repo_id(repo_id):
+        raise HubError(f"{repo_id!r} is no Hub id; give one such as org/name.")
+    from huggingface_hub import constants, snapshot_download
+
+    with translated(repo_id, None):
+        if constants.HF_HUB_OFFLINE:
+            cached = Path(snapshot_download(repo_id, repo_type="dataset", local_files_only=True))
+            name = choose(_names_below(cached))
+            return HubFile(name, cached / name)
+        folders = HubFolders(repo_type="dataset")
+        return _download_files(repo_id, lambda names: [choose(names)], None, _no_progress, folders)[1][0]
 
 
 def _only(repo_id: str, names: Sequence[str], pattern: str) -> str:
@@ -247,7 +266,8 @@ def _download_files(
     """The chosen files, and the folder that their names start from."""
     from huggingface_hub import HfApi
 
-    info = HfApi().model_info(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
+    ask = HfApi().dataset_info if folders.repo_type == "dataset" else HfApi().model_info
+    info = ask(repo_id, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
     commit = info.sha
     if not commit:
         raise HubError(f"The Hub names no commit for {repo_id}; try again later.")
@@ -275,7 +295,7 @@ def _download_file(
 
     name = sibling.rfilename
     before = _state_of(repo_id, name, commit, folders)
-    where: dict[str, Any] = {"local_dir": folders.local_dir, "cache_dir": folders.cache_dir}
+    where: dict[str, Any] = vars(folders)
     path = Path(hf_hub_download(repo_id, name, revision=revision, **where, **meter.options()))
     if folders.local_dir is None and commit not in path.parts:
         raise HubError(f"{repo_id} changed on the Hub during the download; run it again.")
@@ -298,7 +318,8 @@ def _state_of(repo_id: str, name: str, commit: str, folders: HubFolders) -> tupl
     if folders.local_dir is not None:
         path = folders.local_dir / name
     else:
-        cached = try_to_load_from_cache(repo_id, name, cache_dir=folders.cache_dir, revision=commit)
+        where: dict[str, Any] = {"cache_dir": folders.cache_dir, "repo_type": folders.repo_type}
+        cached = try_to_load_from_cache(repo_id, name, revision=commit, **where)
         if not isinstance(cached, str):
             return None
         path = Path(cached)
