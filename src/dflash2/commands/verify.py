@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dflash2.commands.terminal import FILE, THREADS, errors
+from dflash2.commands.terminal import FILE, THREADS, counting, errors
 from dflash2.commands.verify_tables import show_comparisons, show_distribution, show_exactness
 from dflash2.gguf_info import read_gguf_info
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from dflash2.runtime import Depth
 
 _Found = tuple[bool, dict[str, Any]]  # whether it passed, and what the result file holds
-Tick = Callable[[int, int], None]
 _MOST_CONTEXT = 4096
 _EXACT_PROMPTS, _EXACT_TOKENS = 3, 400  # beyond 256 positions llama.cpp may split a row's attention among threads
 
@@ -136,7 +134,7 @@ def _in_process(engine: PythonEngine, prompts: Sequence[Prompt], options: dict[s
         passed, found = _compare(engine, prompts, options, settings, n_ctx=engine.llm.n_ctx())
     if "rejection" in options["modes"]:
         engine.llm.verify = "rejection"
-        with _progress("testing distributions") as tick:
+        with counting("testing distributions") as tick:
             tests = evidence.check_distribution(
                 engine,
                 prompts,
@@ -178,7 +176,7 @@ def _compare(
 ) -> _Found:
     from dflash2 import evidence
 
-    with _progress("comparing texts") as tick:
+    with counting("comparing texts") as tick:
         outcome = evidence.verify(
             engine,
             prompts,
@@ -227,7 +225,7 @@ def _exact(engine: PythonEngine, prompts: Sequence[Prompt], options: dict[str, A
 
     texts, n_ctx = _exact_texts(engine, prompts, options["chat"]), engine.llm.n_ctx()
     most = engine.most if isinstance(engine.most, int) else 1
-    with _progress("comparing rows") as tick:
+    with counting("comparing rows") as tick:
         outcome = evidence.exactness(engine.llm, [text[:n_ctx] for text in texts], range(2, most + 2), progress=tick)
     show_exactness(outcome)
     broken = None if outcome.broken_by is None else asdict(outcome.broken_by)
@@ -245,11 +243,3 @@ def _exact_texts(engine: PythonEngine, prompts: Sequence[Prompt], chat: bool) ->
                 break
             texts.append([])
     return [text for text in texts if text]
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Tick]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
