@@ -15,6 +15,7 @@ from dflash2.cache import cache_folder
 from dflash2.converter import Finding, Report
 from dflash2.errors import CheckpointError, HubError, OutputError
 from dflash2.hub import Snapshot
+from dflash2.hub_progress import Progress as BytesDone
 from dflash2.modelfiles.pairs import (
     Progress,
     no_progress,
@@ -95,7 +96,7 @@ def check_folders(pair: Folders, *, warn_only: bool = False) -> Report:
     return report
 
 
-def _folder(spec: str, choose: hub.Choose, revision: str | None, offline: bool, progress: hub.Progress) -> Path:
+def _folder(spec: str, choose: hub.Choose, revision: str | None, offline: bool, progress: BytesDone) -> Path:
     if exists(Path(spec)):
         refuse_revision(spec, revision)
         return _local_folder(Path(spec))

@@ -6,7 +6,6 @@ huggingface_hub. Nothing is asked of the network before an id is well formed, no
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from dflash2.errors import CheckpointError, HubError, PretrainedError
 from dflash2.hashing import sha256_file
 from dflash2.hub_errors import translated
+from dflash2.hub_progress import Meter, Progress, no_progress
 from dflash2.model_card import CARD, license_of, read_card
 from dflash2.regular_file import exists
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
-Progress = Callable[[int, int], None]
 Choose = Callable[[Sequence[str]], list[str]]
 
 # What a drafter consists of. No *.bin: those are pickles (the mask embedding is read without unpickling).
@@ -124,7 +123,7 @@ def resolve_files(
     with translated(repo_id, revision):
         if offline or constants.HF_HUB_OFFLINE:
             return _from_cache(repo_id, choose, revision)
-        return _snapshot(repo_id, *_download_files(repo_id, choose, revision, progress or _no_progress, HubFolders()))
+        return _snapshot(repo_id, *_download_files(repo_id, choose, revision, progress or no_progress, HubFolders()))
 
 
 def fetch_files(
@@ -151,7 +150,7 @@ def fetch_files(
                 snapshot_download(repo_id, cache_dir=folders.cache_dir, local_files_only=True)
             )
             return [HubFile(name, cached / name) for name in choose(_names_below(cached))]
-        return _download_files(repo_id, choose, None, _no_progress, folders)[1]
+        return _download_files(repo_id, choose, None, no_progress, folders)[1]
 
 
 def fetch_dataset_file(repo_id: str, choose: Callable[[Sequence[str]], str]) -> HubFile:
@@ -166,7 +165,7 @@ def fetch_dataset_file(repo_id: str, choose: Callable[[Sequence[str]], str]) -> 
             name = choose(_names_below(cached))
             return HubFile(name, cached / name)
         folders = HubFolders(repo_type="dataset")
-        return _download_files(repo_id, lambda names: [choose(names)], None, _no_progress, folders)[1][0]
+        return _download_files(repo_id, lambda names: [choose(names)], None, no_progress, folders)[1][0]
 
 
 def _only(repo_id: str, names: Sequence[str], pattern: str) -> str:
@@ -281,7 +280,7 @@ def _download_files(
     for name in names:
         # One file is asked for by the name of the revision, so that the cache knows it when offline.
         asked = revision if not files else commit
-        meter = _Meter(done, total, progress)
+        meter = Meter(done, total, progress)
         files.append(_download_file(repo_id, siblings[name], asked, commit, meter, folders))
         done += siblings[name].size or 0
         progress(done, total)
@@ -289,7 +288,7 @@ def _download_files(
 
 
 def _download_file(
-    repo_id: str, sibling: RepoSibling, revision: str | None, commit: str, meter: _Meter, folders: HubFolders
+    repo_id: str, sibling: RepoSibling, revision: str | None, commit: str, meter: Meter, folders: HubFolders
 ) -> HubFile:
     from huggingface_hub import hf_hub_download
 
@@ -354,56 +353,3 @@ def _require_config(repo_id: str, chosen: Sequence[str], names: Sequence[str], w
     if any(name.endswith(".gguf") for name in names):
         raise HubError(f"{repo_id} has GGUF files and no config.json; download one of them and give its path.")
     raise HubError(f"{repo_id} has no config.json {where}.")
-
-
-def _no_progress(done: int, total: int) -> None:
-    """For callers that do not ask."""
-
-
-class _Meter:
-    """Bytes of one file, reported on top of those before it."""
-
-    def __init__(self, before: int, total: int, progress: Progress) -> None:
-        self._done = before
-        self._total = total
-        self._progress = progress
-
-    def add(self, count: int) -> None:
-        """Report `count` more bytes."""
-        self._done += count
-        self._progress(min(self._done, self._total), self._total)
-
-    def options(self) -> dict[str, Any]:
-        """Arguments for `hf_hub_download`; its releases before 1.0 take no class, so they report whole files only."""
-        from huggingface_hub import hf_hub_download
-
-        if "tqdm_class" not in inspect.signature(hf_hub_download).parameters:
-            return {}
-        return {"tqdm_class": type("Bar", (_Bar,), {"meter": self})}
-
-
-class _Bar:
-    """Stands in for the progress bar that the library would show."""
-
-    meter: _Meter
-
-    def __init__(self, *_: object, total: float | None = None, initial: float = 0, **__: object) -> None:
-        self.n, self.total = 0.0, total
-        self.update(initial)
-
-    def update(self, count: float | None = 1) -> None:
-        self.n += count or 0
-        self.meter.add(int(count or 0))
-
-    def update_transfer(self, count: float | None = 1) -> None:
-        """Bytes on the wire, which compression and deduplication change: not reported."""
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        """Whatever else is called on a bar (close, refresh, set_postfix_str)."""
-        return lambda *_, **__: None
