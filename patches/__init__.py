@@ -6,7 +6,7 @@
 
 from dflash2.builds import Build
 from dflash2.patches.apply import Status, apply, remove, status
-from dflash2.patches.bases import BASES, Base
+from dflash2.patches.bases import BASES, Base, describe
 from dflash2.patches.build import build, locate
 from dflash2.patches.series import Patch, Series, read_series
 from dflash2.patches.source import source
@@ -20,6 +20,7 @@ __all__ = [
     "Status",
     "apply",
     "build",
+    "describe",
     "locate",
     "read_series",
     "remove",

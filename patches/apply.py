@@ -1,37 +1,25 @@
 """Apply the series to a source tree of llama.cpp, and take it away again.
 
-What the tree held before lies in its folder `.dflash2-patches`, with the SHA-256 of every file before and after. So
-whatever version of this package applied a series, it can be removed, and an interrupted call is finished by the next.
+The tree remembers what was done to it (`state.py`). So whatever version of this package applied a series, it can be
+removed, and an interrupted call is finished by the next.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2.errors import PatchError
 from dflash2.hashing import sha256_file
-from dflash2.patches.bases import Base, base_named, identify
+from dflash2.patches.bases import Base, base_named, describe, identify
+from dflash2.patches.disk import writing
 from dflash2.patches.series import Patch, Series, read_series
-
-_STATE = ".dflash2-patches"
-
-
-@dataclass(frozen=True)
-class _State:
-    """What was done to a tree: SHA-256 of each upstream file before and after, and of each file of ours."""
-
-    base: str
-    series: str
-    before: dict[str, str]
-    after: dict[str, str]
-    added: dict[str, str]
+from dflash2.patches.state import ORIGINALS, State, digest, forget, has_leftovers, keep, lock, original, put, read_state
 
 
 @dataclass(frozen=True)
@@ -39,6 +27,8 @@ class Status:
     """Whether a tree is patched, of which base it is, and which files somebody changed since.
 
     `complete` is False after an interrupted call; `current` says whether the patches are those of this version.
+    `left` says that every patched file was replaced by that of another version, as git's checkout does it: only what
+    was added is still there, and `base` is what the tree holds now.
     """
 
     base: str
@@ -46,19 +36,36 @@ class Status:
     complete: bool
     current: bool
     changed: tuple[str, ...]
+    left: bool = False
 
 
 def status(tree: Path, series: Series | None = None) -> Status:
     """How the tree stands; raises PatchError if it is of no base."""
-    state = _read_state(tree)
+    with lock(tree):
+        return _status(tree, series or read_series())
+
+
+def _status(tree: Path, series: Series) -> Status:
+    state = read_state(tree)
     if state is None:
         return Status(identify(tree).name, patched=False, complete=True, current=False, changed=())
-    present = {name: _sha256(tree / name) for name in (*state.after, *state.added)}
+    if _has_left(tree, state):
+        return Status(describe(tree), patched=False, complete=True, current=False, changed=(), left=True)
+    wanted, changed = {**state.after, **state.added}, _changed(tree, state)
+    complete = all(name in changed or digest(tree / name) == wanted[name] for name in wanted)
+    return Status(state.base, True, complete, state.series == series.digest, changed)
+
+
+def _changed(tree: Path, state: State) -> tuple[str, ...]:
+    """Files that are neither as they were before nor as the patches made them."""
     wanted = {**state.after, **state.added}
-    pending = tuple(n for n in present if present[n] != wanted[n] and present[n] == state.before.get(n))
-    changed = tuple(n for n in present if present[n] not in (wanted[n], state.before.get(n)))
-    current = state.series == (series or read_series()).digest
-    return Status(state.base, patched=True, complete=not pending, current=current, changed=changed)
+    return tuple(name for name in wanted if digest(tree / name) not in (wanted[name], state.before.get(name)))
+
+
+def _has_left(tree: Path, state: State) -> bool:
+    """Whether no file is patched any more, and some are not what they were before either."""
+    present = {name: digest(tree / name) for name in state.after}
+    return present != state.before and all(present[name] != state.after[name] for name in present)
 
 
 def apply(tree: Path, series: Series | None = None) -> Base:
@@ -68,11 +75,24 @@ def apply(tree: Path, series: Series | None = None) -> Base:
     Raises PatchError if the tree is of no base, a patch is not verified on it, or somebody changed a patched file.
     """
     series = series or read_series()
-    now = status(tree, series)
-    if now.patched:
-        if now.current and now.complete and not now.changed:
+    with lock(tree), writing(tree, PatchError):
+        now = _status(tree, series)
+        if now.patched and now.current and now.complete and not now.changed:
             return base_named(now.base)
-        remove(tree)
+        if now.left:
+            _refuse_unknown(tree)
+        _remove(tree)
+        return _apply(tree, series)
+
+
+def _refuse_unknown(tree: Path) -> None:
+    try:
+        identify(tree)
+    except PatchError as error:
+        raise PatchError(f"{error} `dflash2 patch {tree} --remove` takes away what is left of the patches.") from error
+
+
+def _apply(tree: Path, series: Series) -> Base:
     base = identify(tree)
     for patch in series.patches:
         if base.name not in patch.bases:
@@ -82,31 +102,44 @@ def apply(tree: Path, series: Series | None = None) -> Base:
         raise PatchError(f"{tree / taken[0]} is in the way: the patches bring a file of that name; move it elsewhere.")
     patched = patched_files(tree, series)
     added = {name: series.source_path(name).read_bytes() for name in series.sources}
-    _keep_originals(tree, _State(base.name, series.digest, *_digests(tree, patched, added)))
+    keep(tree, State(base.name, series.digest, *_digests(tree, patched, added)))
     for name, content in {**added, **patched}.items():
-        _write(tree / name, content)
+        put(tree, name, content)
     return base
 
 
 def remove(tree: Path) -> None:
     """Take the series away from `tree`, whatever version applied it; a tree without it stays as it is.
 
-    Raises PatchError, and changes nothing, if a patched file was changed since.
+    Of a tree that has become another version since, only our own files are taken. Raises PatchError, and changes
+    nothing, if a patched file was changed since or what it was before was lost.
     """
-    state = _read_state(tree)
+    with lock(tree), writing(tree, PatchError):
+        _remove(tree)
+
+
+def _remove(tree: Path) -> None:
+    state = read_state(tree)
     if state is None:
+        if has_leftovers(tree):
+            identify(tree)  # an unpatched tree needs no copies; of any other they may be the only ones
+            forget(tree)
         return
-    changed = status(tree).changed
-    if changed:
-        raise PatchError(
-            f"{tree / changed[0]} was changed since it was patched; undo that first. What it was before lies in "
-            f"{tree / _STATE / 'original'}."
-        )
-    for name in state.before:
-        _write(tree / name, (tree / _STATE / "original" / name).read_bytes())
-    for name in state.added:
-        (tree / name).unlink(missing_ok=True)
-    shutil.rmtree(tree / _STATE)
+    restored = dict[str, bytes]()
+    if not _has_left(tree, state):
+        if changed := _changed(tree, state):
+            raise PatchError(
+                f"{tree / changed[0]} was changed since it was patched; undo that first. What it was before lies in "
+                f"{tree / ORIGINALS}."
+            )
+        patched = [name for name in state.after if digest(tree / name) == state.after[name]]
+        restored = {name: original(tree, state, name) for name in patched}
+    for name, content in restored.items():
+        put(tree, name, content)
+    for name, ours in state.added.items():
+        if digest(tree / name) == ours:
+            (tree / name).unlink()
+    forget(tree)
 
 
 def patched_files(tree: Path, series: Series) -> dict[str, bytes]:
@@ -144,31 +177,3 @@ def _digests(
     before = {name: sha256_file(tree / name) for name in patched}
     after = {name: hashlib.sha256(content).hexdigest() for name, content in patched.items()}
     return before, after, {name: hashlib.sha256(content).hexdigest() for name, content in added.items()}
-
-
-def _keep_originals(tree: Path, state: _State) -> None:
-    """Copy what will be replaced; the state is written last, so that it is there only with all the copies."""
-    folder = tree / _STATE
-    for name in state.before:
-        _write(folder / "original" / name, (tree / name).read_bytes())
-    _write(folder / ".gitignore", b"*\n")
-    _write(folder / "state.json", (json.dumps(asdict(state), indent=1) + "\n").encode())
-
-
-def _read_state(tree: Path) -> _State | None:
-    path = tree / _STATE / "state.json"
-    return _State(**json.loads(path.read_text())) if path.is_file() else None
-
-
-def _sha256(path: Path) -> str | None:
-    return sha256_file(path) if path.is_file() else None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Replace the file as a whole; its old content may be shared with another tree by a hard link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    if path.exists():
-        shutil.copymode(path, partial)
-    partial.replace(path)

@@ -87,7 +87,7 @@ def base_named(name: str) -> Base:
 
 def identify(tree: Path) -> Base:
     """The base that the unpatched tree is of; raises PatchError, naming what it holds, if it is none of the bases."""
-    if not (tree / "CMakeLists.txt").is_file() or not (tree / "ggml" / "CMakeLists.txt").is_file():
+    if not _is_llama_cpp(tree):
         raise PatchError(f"{tree} is no source tree of llama.cpp.")
     nearest, differing = "", list[str]()
     for name, expected in _recorded().items():
@@ -97,9 +97,24 @@ def identify(tree: Path) -> Base:
         if not nearest or len(different) < len(differing):
             nearest, differing = name, different
     raise PatchError(
-        f"{tree} holds {_describe(tree)}, which is no base of the patches ({_all_names()}): {len(differing)} of "
-        f"{len(_recorded()[nearest])} files differ from {nearest}, the first is {differing[0]}; check out one of them."
+        f"{tree} holds llama.cpp {_describe(tree)}, which is no base of the patches ({_all_names()}): "
+        f"{len(differing)} of {len(_recorded()[nearest])} files differ from {nearest}, "
+        f"the first is {differing[0]}; check out one of them."
     )
+
+
+def describe(tree: Path) -> str:
+    """What the source tree holds: its base, else what it calls itself; raises PatchError if it is none of llama.cpp."""
+    try:
+        return identify(tree).name
+    except PatchError:
+        if not _is_llama_cpp(tree):
+            raise
+        return _describe(tree)
+
+
+def _is_llama_cpp(tree: Path) -> bool:
+    return (tree / "CMakeLists.txt").is_file() and (tree / "ggml" / "CMakeLists.txt").is_file()
 
 
 def _digest(path: Path) -> str:
@@ -121,7 +136,7 @@ def _describe(tree: Path) -> str:
             commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         except OSError:
             commit = ""  # no git here
-    return f"llama.cpp {commit + ' ' if commit else ''}(ggml {version})"
+    return f"{commit + ' ' if commit else ''}(ggml {version})"
 
 
 def identity_files(series: Series) -> tuple[str, ...]:

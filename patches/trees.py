@@ -13,7 +13,7 @@ from pathlib import Path
 from dflash2.errors import PatchError
 from dflash2.hashing import sha256_file
 from dflash2.patches.apply import apply, remove, status
-from dflash2.patches.bases import Base, base_named
+from dflash2.patches.bases import Base, base_named, identify
 from dflash2.patches.series import Series
 from dflash2.patches.source import source
 
@@ -36,7 +36,8 @@ def origin(tree: Path | None, base: str) -> Origin:
     found = status(tree)
     if found.changed:
         raise PatchError(f"{tree / found.changed[0]} was changed since it was patched; undo that first.")
-    return Origin(base_named(found.base), tree, _fingerprint(tree))
+    own = identify(tree) if found.left else base_named(found.base)
+    return Origin(own, tree, _fingerprint(tree))
 
 
 def make_tree(made_from: Origin, folder: Path, series: Series | None) -> Path:

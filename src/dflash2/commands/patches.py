@@ -24,8 +24,8 @@ _TABLES: dict[str, Literal["cuda", "metal"]] = {"cuda": "cuda", "hip": "cuda", "
 
 def _targets(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
     """Names separated by commas; a usage error for one that there is not."""
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    if not names or not set(names) <= set(_TARGETS):
+    names = tuple(name.strip() for name in value.split(","))
+    if not set(names) <= set(_TARGETS):
         raise click.BadParameter(f"{value!r} is not a list of {', '.join(_TARGETS)}.")
     return names
 
@@ -128,7 +128,9 @@ def patch(folder: Path, remove: bool, status: bool) -> None:
         raise click.UsageError("--remove and --status exclude each other.")
     if remove:
         patches.remove(folder)
-    elif not status:
+        console.print(f"llama.cpp {patches.describe(folder)}: not patched", markup=False, soft_wrap=True)
+        return
+    if not status:
         patches.apply(folder)
     now = patches.status(folder)
     console.print(f"llama.cpp {now.base}: {_standing(now)}", markup=False, soft_wrap=True)
@@ -137,10 +139,12 @@ def patch(folder: Path, remove: bool, status: bool) -> None:
 
 
 def _standing(now: Status) -> str:
+    if now.left:
+        return "not patched any more, the files were checked out anew; --remove takes away what is left of the patches"
     if not now.patched:
         return "not patched"
     if not now.complete:
-        return "partly patched, by a call that was interrupted; run it again"
+        return "partly patched: a call was interrupted, or files were checked out anew; run it again"
     return "patched" if now.current else "patched by another version of dflash2; `dflash2 patch` brings it up to date"
 
 
