@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -22,15 +23,21 @@ from dflash2.cache import cache_folder
 from dflash2.constants import PATCHED_ABI_VERSION
 from dflash2.errors import BuildError
 from dflash2.patches.bases import PINNED
+from dflash2.patches.disk import writing
 from dflash2.patches.options import COMMON, MODULE, TARGETS, Extra, check_request, extra_options
 from dflash2.patches.series import Series, read_series
-from dflash2.patches.toolchain import Toolchain, find_toolchain
+from dflash2.patches.toolchain import Toolchain, backend_package, find_toolchain
 from dflash2.patches.trees import Origin, make_tree, origin
+
+if sys.platform != "win32":
+    import fcntl
 
 _KEY_LENGTH = 16
 _SHOWN_LINES = 20
 _NINJA_STATUS = "[%f/%t] "
 _STEP = re.compile(r"\[(\d+)/(\d+)\] ")
+# CMake's words for a compiler that is there without a library that belongs to it.
+_MISSING_PART = re.compile(r"(\w+::\w+)\s+but the target was not found")
 
 Progress = Callable[[int, int], None]
 
@@ -87,7 +94,7 @@ def build(
     request = _request(stock, backend, module, origin(source, base))
     wanted = (MODULE,) if module else tuple(dict.fromkeys(targets))
     folder = request.folder
-    with FileLock(folder.with_suffix(".lock")):
+    with FileLock(folder.with_suffix(".lock")), writing(folder):
         found = read_build(folder)
         if found is not None and _finished(found, wanted):
             return found
@@ -95,9 +102,9 @@ def build(
         missing = [target for target in wanted if found is None or not _finished(found, (target,))]
         folder.mkdir(exist_ok=True)
         tree = make_tree(request.origin, folder / "llama.cpp", None if stock else _patches(module))
-        with (folder / "build.log").open("w", buffering=1) as log:
-            _run(_configure_command(request, tree, {*done, *wanted}), folder, log)
-            _run(_compile_command(request, missing, jobs), folder, log, progress)
+        with _children_hold(folder) as held, (folder / "build.log").open("w", buffering=1) as log:
+            _configure(request, tree, {*done, *wanted}, log, held)
+            _run(_compile_command(request, missing, jobs), folder, log, held, progress)
         _finish(request, tuple(dict.fromkeys((*done, *wanted))))
         made = read_build(folder)
         if made is None or not _finished(made, wanted):
@@ -200,13 +207,51 @@ def _compile_command(request: _Request, targets: Sequence[str], jobs: int | None
     return [request.toolchain.ninja, "-C", str(request.folder / "tree"), "-j", str(n_jobs), *dict.fromkeys(names)]
 
 
-def _run(command: Sequence[str], folder: Path, log: TextIO, progress: Progress | None = None) -> None:
+@contextmanager
+def _children_hold(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Wait for the compilers of a killed build; gives descriptors through which our own hold the folder, as they do.
+
+    On Windows nothing is held.
+    """
+    if sys.platform == "win32":
+        yield ()
+        return
+    with (folder / "compilers.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield (file.fileno(),)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # for all who have it: a compiler cache's server stays
+
+
+def _configure(request: _Request, tree: Path, targets: set[str], log: TextIO, held: tuple[int, ...]) -> None:
+    try:
+        _run(_configure_command(request, tree, targets), request.folder, log, held)
+    except BuildError as error:
+        package, part = backend_package(request.backend), _MISSING_PART.search(str(error))
+        if package and part:
+            raise BuildError(
+                f"{part[1]} is needed to build the backend {request.backend} and was not found; install all of "
+                f"{package}."
+            ) from error
+        raise
+
+
+def _run(
+    command: Sequence[str], folder: Path, log: TextIO, held: tuple[int, ...], progress: Progress | None = None
+) -> None:
     """Run `command` with its output in `log`; raises BuildError with the last lines if it fails."""
     # ccache, which llama.cpp's build uses if it is there, then sees the same paths in every build folder.
     environment = {"CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1", **os.environ, "NINJA_STATUS": _NINJA_STATUS}
     last: deque[str] = deque(maxlen=_SHOWN_LINES)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        pass_fds=held,
     ) as process:
         assert process.stdout is not None
         try:

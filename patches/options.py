@@ -109,4 +109,18 @@ def extra_options(backend: str, module: bool, toolchain: Toolchain) -> Extra:
         elif "__x86_64__" in toolchain.macros:
             found = {option for macro, option in _X86_FEATURES.items() if macro in toolchain.macros}
             options.update({"GGML_NATIVE": "OFF", **dict.fromkeys(sorted(found), "ON")})
-    return Extra(options, backend_compiler(backend), tuple(shlex.split(os.environ.get("CMAKE_ARGS", ""))))
+    return Extra(options, backend_compiler(backend), _cmake_arguments())
+
+
+def _cmake_arguments() -> tuple[str, ...]:
+    """The words of CMAKE_ARGS; raises BuildError for one that is no option, which CMake would ignore."""
+    text = os.environ.get("CMAKE_ARGS", "")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BuildError(f"CMAKE_ARGS is {text!r}, which cannot be read ({error}); quote it as for a shell.") from error
+    for before, word in zip(["", *words], words, strict=False):
+        takes_value = before.startswith("--") or before in {"-C", "-D", "-U", "-G", "-T", "-A"}
+        if not word.startswith("-") and not takes_value:
+            raise BuildError(f"CMAKE_ARGS has {word!r}, which is no option of CMake; write -DNAME=VALUE.")
+    return tuple(words)

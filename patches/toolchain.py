@@ -56,6 +56,11 @@ _BACKEND_COMPILERS = {
 }
 
 
+def backend_package(backend: str) -> str:
+    """What is to be installed to build a backend, "" if nothing is."""
+    return _BACKEND_COMPILERS[backend][2] if backend in _BACKEND_COMPILERS else ""
+
+
 def backend_compiler(backend: str) -> str | None:
     """Path and version of the compiler that a backend needs beside the C++ one; None if it needs none.
 
@@ -90,5 +95,6 @@ def _predefined_macros(compiler: str) -> str:
             f"The C++ compiler {compiler!r} cannot be run ({error.strerror}); install one, or name it in CXX."
         ) from error
     if result.returncode:
-        raise BuildError(f"The C++ compiler {compiler!r} fails: {result.stderr.strip()[-300:]}")
+        said = result.stderr.strip()[-300:] or f"status {result.returncode}"
+        raise BuildError(f"The C++ compiler {compiler!r} fails: {said}; name another in CXX.")
     return result.stdout

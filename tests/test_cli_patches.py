@@ -1,6 +1,8 @@
 """`dflash2 build`, `patch` and `doctor` as a user runs them."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from test_cli import run
@@ -8,7 +10,7 @@ from test_series import copy_of_tree
 
 from dflash2 import native
 from dflash2.constants import LLAMA_CPP_COMMIT
-from dflash2.patches import build, read_series
+from dflash2.patches import build, read_series, source
 
 
 @pytest.fixture
@@ -49,11 +51,66 @@ def test_build_says_where_what_it_made_is():
     ]
 
 
-@pytest.mark.parametrize("arguments", [["--targets", "all"], ["--targets", ""], ["--backend", "tpu"], ["--base", "b1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--targets", "all"], ["--targets", ""], ["--targets", "libs,,server"], ["--backend", "tpu"], ["--base", "b1"]],
+)
 def test_build_names_what_it_does_not_know(arguments):
     result = run("dflash2", "build", *arguments)
     assert result.returncode == 2
     assert arguments[0] in result.stderr
+
+
+def refused(*arguments, **environment) -> str:
+    """The one sentence that `dflash2` ends with in this environment."""
+    result = run("dflash2", *arguments, env={**os.environ, **environment})
+    assert result.returncode == 1, result.stdout
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CMAKE_ARGS", '-DFOO="x', "CMAKE_ARGS is '-DFOO=\"x', which cannot be read (No closing quotation)"),
+        ("CMAKE_ARGS", "garbage", "CMAKE_ARGS has 'garbage', which is no option of CMake"),
+        ("CMAKE_ARGS", "-DFOO=1 garbage", "CMAKE_ARGS has 'garbage', which is no option of CMake"),
+        ("CXX", "/bin/false", "The C++ compiler '/bin/false' fails: status 1; name another in CXX."),
+    ],
+)
+def test_build_names_the_variable_that_is_wrong(variable, value, said):
+    assert said in refused("build", **{variable: value})
+
+
+NVCC = shutil.which("nvcc")
+
+
+@pytest.mark.skipif(
+    NVCC is None or any(Path("/usr/local/cuda").rglob("libcublas.so*")), reason="needs a toolkit that is not whole"
+)
+def test_build_names_the_toolkit_of_which_a_part_is_missing(tmp_path):
+    (tmp_path / "sources").symlink_to(source().parent)
+    said = refused("build", "--backend", "cuda", "--stock", DFLASH2_CACHE=str(tmp_path))
+    assert "CUDA::cublas is needed to build the backend cuda and was not found; install all of NVIDIA's CUDA" in said
+
+
+def test_a_full_disk_is_named_with_the_folder(tmp_path):
+    """As a limit on the size of files has it: 100 kB."""
+    resource = pytest.importorskip("resource")
+    result = run(
+        *("dflash2", "build", "--source", source()),
+        env={**os.environ, "DFLASH2_CACHE": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {tmp_path}/builds/")
+    assert "cannot be written: [Errno 27] File too large" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_doctor_names_the_variable_that_names_no_library(tmp_path):
+    said = refused("doctor", LLAMA_CPP_LIB_PATH=str(tmp_path))
+    assert f"LLAMA_CPP_LIB_PATH is '{tmp_path}', a folder without libllama; unset it, or name another." in said
 
 
 @pytest.mark.parametrize("arguments", [[], ["--backend", "cuda", "--stock"], ["--backend", "cuda", "--backend-module"]])

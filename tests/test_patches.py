@@ -66,6 +66,7 @@ case "$last" in
 */builds/*/llama.cpp/*.c|*/builds/*/llama.cpp/*.cpp|*/Unity/*.cxx)
     test -n "$BROKEN_FILE" && case "$last" in *"$BROKEN_FILE") echo "$BROKEN_FILE is out of order" >&2; exit 1;; esac
     echo "$last" >> {log}
+    test -p "$HOLD" && cat "$HOLD"
     while [ "$1" != "-o" ]; do shift; done
     exec {real} -fPIC -Dmain='__attribute__((weak)) main' -x c -c -o "$2" {empty};;
 esac
@@ -188,6 +189,28 @@ def test_processes_that_want_the_same_build_make_it_once(hollow_compiler, cache_
     assert len(compiled) == len(set(compiled)) > 50
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is held there")
+@pytest.mark.usefixtures("hollow_compiler")
+def test_compilers_hold_the_folder_of_a_build_that_was_killed(cache_with_source, tmp_path, monkeypatch):
+    import fcntl
+
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("HOLD", str(gate))
+    program = "from dflash2.patches import build; build(targets=('libs',))"
+    process = subprocess.Popen([sys.executable, "-c", program])
+    opened = os.open(gate, os.O_WRONLY)  # returns as soon as a compiler waits at the gate
+    process.kill()
+    process.wait()
+    (lock,) = (cache_with_source / "builds").glob("*/compilers.lock")
+    with lock.open("w") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        gate.unlink()
+        os.close(opened)
+        fcntl.flock(file, fcntl.LOCK_EX)  # returns when the last compiler has ended
+
+
 @pytest.mark.usefixtures("cache_with_source")
 def test_targets_follow_each_other_in_one_folder(hollow_compiler):
     alone = build(targets=("quantize",))
@@ -274,6 +297,21 @@ def test_other_compiler_flags_are_another_build(monkeypatch):
     assert locate(stock=True) is None
     monkeypatch.delenv("CXXFLAGS")
     assert locate(stock=True) == made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "1", "[" * 100_000, "{}"),
+        '{"base": "b", "finished": "now"}',
+        '{"base": "b", "targets": 1}',
+        '{"base": "b", "abi": Infinity}',
+        '{"base": "b", "abi": []}',
+    ],
+)
+def test_a_manifest_that_is_none_of_ours_is_no_build(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    assert read_build(tmp_path) is None
 
 
 def test_cache_folder_that_cannot_be_made_is_one_clear_sentence(tmp_path, monkeypatch):

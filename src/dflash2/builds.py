@@ -67,22 +67,21 @@ def read_build(folder: Path) -> Build | None:
     """The build in `folder`, None if it has no manifest that can be read."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        base = str(manifest["base"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Build(
+            folder=folder,
+            key=folder.name,
+            base=str(manifest["base"]),
+            stock=bool(manifest.get("stock", True)),
+            backend=str(manifest.get("backend", "cpu")),
+            module=bool(manifest.get("module", False)),
+            series=str(manifest.get("series", "")),
+            targets=tuple(map(str, manifest.get("targets", ["server"]))),
+            abi=int(manifest.get("abi", 0)),
+            cpu=str(manifest.get("cpu", "")),
+            finished=float(manifest.get("finished", 0)),
+        )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    return Build(
-        folder=folder,
-        key=folder.name,
-        base=base,
-        stock=bool(manifest.get("stock", True)),
-        backend=str(manifest.get("backend", "cpu")),
-        module=bool(manifest.get("module", False)),
-        series=str(manifest.get("series", "")),
-        targets=tuple(manifest.get("targets", ["server"])),
-        abi=int(manifest.get("abi", 0)),
-        cpu=str(manifest.get("cpu", "")),
-        finished=float(manifest.get("finished", 0)),
-    )
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, object]) -> None:

@@ -48,7 +48,7 @@ def _call(command: click.Command) -> None:
             raise
         what = "cannot write the output" if error.filename is None else f"cannot use {error.filename}"
         with contextlib.suppress(OSError):
-            errors.print(f"error: {what}: {error.strerror}", style="red", markup=False, soft_wrap=True)
+            errors.print(f"error: {what}: {error.strerror or error}", style="red", markup=False, soft_wrap=True)
         os._exit(1)  # the streams cannot be flushed any more
     except click.ClickException as error:
         error.show()

@@ -29,20 +29,26 @@ class Choice:
 
 
 def choose() -> Choice:
-    """Choose the library; raises NativeError if DFLASH2_LIBRARY names a folder that has none."""
+    """Choose the library; raises NativeError if a variable that decides it names a folder that has none."""
     wanted = os.environ.get(LIBRARY_VARIABLE, "")
     if "llama_cpp.llama_cpp" in sys.modules:
         return Choice(None, "llama_cpp was imported before dflash2, so the library that it had loaded stays")
     if os.environ.get(LLAMA_CPP_VARIABLE):
+        _existing(LLAMA_CPP_VARIABLE, "unset it, or name another")
         return Choice(None, f"{LLAMA_CPP_VARIABLE} names it")
     if wanted == _STOCK:
         return Choice(None, f"{LIBRARY_VARIABLE} is {_STOCK}")
     if wanted:
-        folder = Path(wanted).expanduser()
-        if library_file(folder) is None:
-            raise NativeError(f"{LIBRARY_VARIABLE} is {wanted!r}, a folder without libllama; name another, or stock.")
-        return Choice(folder, f"{LIBRARY_VARIABLE} names it")
+        return Choice(_existing(LIBRARY_VARIABLE, "name another, or stock"), f"{LIBRARY_VARIABLE} names it")
     return _best_build()
+
+
+def _existing(variable: str, advice: str) -> Path:
+    """The folder that the variable names; raises NativeError if there is no library in it."""
+    folder = Path(os.environ[variable]).expanduser()
+    if library_file(folder) is None:
+        raise NativeError(f"{variable} is {os.environ[variable]!r}, a folder without libllama; {advice}.")
+    return folder
 
 
 def _best_build() -> Choice:
