@@ -22,6 +22,7 @@ _FIELDS = ("Description", "Author", "Forwarded", "Bases", "Switch")
 _NAME = re.compile(r"(backend|llama)/\d{4}-[a-z0-9-]+\.patch")
 _OURS = "dflash2"
 _DIFF = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
+_REASON = re.compile(r"\(.+\)", re.DOTALL)
 _HEADER_END = re.compile(r"^---$", re.MULTILINE)
 
 
@@ -147,6 +148,8 @@ def _check_patch(series: Series, patch: Patch) -> Iterator[str]:
     for field in _FIELDS:
         if not getattr(patch, field.lower()):
             yield f"has no {field} in its header"
+    if patch.forwarded.partition(" ")[0] in ("no", "not-needed") and not _REASON.search(patch.forwarded):
+        yield "gives no reason in its Forwarded"
     if not patch.touched:
         yield "changes no file"
     if "\n--- /dev/null\n" in patch.text or "\n+++ /dev/null\n" in patch.text:

@@ -102,14 +102,17 @@ def exact_drafters(demo, tmp_path_factory):
 
 @pytest.fixture
 def serve(patched, target_path, tmp_path):
-    """Starts the patched server, with a drafter or without, as long as the `with` block lasts."""
+    """Starts the patched server, with a drafter or without, as long as the `with` block lasts.
+
+    `environment`: variables set for it besides those of this process.
+    """
 
     @contextmanager
-    def start(drafter=None, *extra):
+    def start(drafter=None, *extra, environment=None):
         caches = (*EXACT_CACHE_OPTIONS, *(EXACT_DRAFT_CACHE_OPTIONS if drafter else ()))
         options = [*server_arguments(target_path, drafter), *caches, *extra]
         log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
-        with LlamaServer(patched.server, options, log) as server:
+        with LlamaServer(patched.server, options, log, environment) as server:
             yield server
 
     return start

@@ -130,6 +130,22 @@ def test_a_file_is_read_and_what_is_wrong_in_it_is_said_and_left_out(decide, tmp
     assert all(problem in line for problem, line in zip(problems, said.splitlines(), strict=True))
 
 
+@pytest.mark.parametrize("given", ["/mistyped/path", "table.txt", "my tables/table.txt", "folder", "empty"])
+def test_a_path_without_a_table_is_said_to_be_none(decide, tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch()
+    patched, _, said = decide(environment={"DFLASH2_DISPATCH": given})
+    assert said.strip() == f"kernel table: DFLASH2_DISPATCH: no such file, or nothing in it: {given}"
+    assert mmvq_rows(patched[860, "q4_K"]) == K_QUANTS["q4_K"]
+
+
+@pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_table_is_off_by_anything_but_nothing_and_zero(decide, value, off):
+    patched, _, _ = decide(environment={"DFLASH2_NO_DISPATCH": value})
+    assert mmvq_rows(patched[860, "q4_K"]) == (8 if off else K_QUANTS["q4_K"])
+
+
 def test_a_measured_table_beside_the_library_is_used_without_being_named(decide):
     timings = tuple(Timing("q5_K", rows, 10.0 * rows, 25.0) for rows in range(1, 9))
     measured = Measurement("800", "NVIDIA A100", timings, (Entry("cuda", "800", "q5_K", choose(timings)),))

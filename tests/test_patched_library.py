@@ -98,6 +98,22 @@ print([switch(context, layer, True) for layer in (6, 7, 2**32 - 1)], read(contex
     assert run(code, str(target_path), library=str(patched.libraries)).strip() == "[True, False, False] None None"
 
 
+def test_the_c_interface_takes_null_for_nothing(patched):
+    code = """
+import ctypes, sys
+from dflash2 import native
+native.library()
+from llama_cpp import llama_cpp
+library = llama_cpp._lib
+kept, rows = library.dflash2_get_embeddings_layer_inp, library.dflash2_get_embeddings_nextn
+kept.restype = rows.restype = ctypes.c_void_p
+print(library.dflash2_model_selector_top_k(None), library.dflash2_set_embeddings_layer_inp(None, 0, True) & 1)
+library.dflash2_set_embeddings_nextn(None, True, False)
+print(kept(None, 0), rows(None))
+"""
+    assert run(code, library=str(patched.libraries)).split() == ["0", "0", "None", "None"]
+
+
 def test_the_stock_build_is_another_one(patched):
     stock = build(stock=True)
     assert stock.key != patched.key

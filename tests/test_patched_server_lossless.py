@@ -83,7 +83,7 @@ def test_a_slot_restored_from_a_file(serve, exact_drafters, tokens_of, tmp_path)
             assert answer["tokens"] == fresh(plain, following)["tokens"]
             assert answer["timings"]["cache_n"] > 0
             assert acceptance([answer]) > 0.8 * acceptance([fresh(server, following)])
-        (tmp_path / "long.draft").unlink()
+        (tmp_path / "long..draft").unlink()
         server.answer(short, 3, **GREEDY)
         server.post("/slots/0?action=restore", {"filename": "long"})
         assert server.answer(long, N_TOKENS, **GREEDY)["tokens"] == fresh(plain, long)["tokens"]

@@ -221,6 +221,14 @@ def test_a_header_without_one_of_its_fields_is_an_error(copied_series, field):
         read_series(copied_series)
 
 
+@pytest.mark.parametrize("forwarded", ["no", "not-needed", "no (soon"])
+def test_a_patch_that_upstream_does_not_have_says_why(copied_series, forwarded):
+    path = copied_series / NAMES[0]
+    path.write_text(re.sub(r"^Forwarded: .*$", f"Forwarded: {forwarded}", path.read_text(), flags=re.MULTILINE))
+    with pytest.raises(PatchError, match=f"{NAMES[0]} gives no reason in its Forwarded"):
+        read_series(copied_series)
+
+
 def test_files_that_nothing_names_are_an_error(copied_series):
     (copied_series / "src" / "ggml" / "dflash2-orphan.h").write_text("")
     shutil.copyfile(copied_series / NAMES[0], copied_series / "llama" / "0099-unlisted.patch")
@@ -249,6 +257,21 @@ def test_the_digest_changes_with_a_patch_a_source_and_the_order(copied_series):
     (copied_series / "series").write_text("\n".join(reversed(NAMES)))
     digests.add(read_series(copied_series).digest)
     assert len(digests) == 4
+
+
+def test_every_patch_names_the_sources_that_its_sources_include():
+    """As a series without the others would lack them."""
+    for patch in SERIES.patches:
+        for name in patch.sources:
+            for found in re.findall(r'^#include "([^"]*dflash2-switch\.h)"', (ROOT / "src" / name).read_text(), re.M):
+                assert os.path.normpath(Path(name).parent / found) in patch.sources, f"{patch.name}: {name}"
+
+
+def test_every_switch_is_read_by_the_one_rule():
+    """Set to anything but the empty text or 0."""
+    reading = {name for name in SERIES.sources if "getenv(" in (ROOT / "src" / name).read_text()}
+    assert reading == {"ggml/src/dflash2-switch.h", "ggml/src/dflash2-dispatch.h"}
+    assert (ROOT / "src" / "ggml" / "src" / "dflash2-dispatch.h").read_text().count("getenv(") == 1
 
 
 def test_hooks_in_upstream_files_are_few_lines():

@@ -24,10 +24,7 @@ inline common_arg dflash2_block_arg() {
     return arg.set_spec().set_examples({LLAMA_EXAMPLE_SERVER, LLAMA_EXAMPLE_CLI}).set_env("LLAMA_ARG_SPEC_DRAFT_BLOCK");
 }
 
-// rows of a draft pass for one of `n_seq` sequences; never fewer than n_max + 1 drafts need
-inline int32_t dflash2_block_rows(const common_params_speculative_draft & params, int32_t block_size, uint32_t n_seq) {
-    // a pass that is not causal must fit in one micro-batch
-    const int32_t n_ubatch = llama_n_ubatch(params.ctx_dft);
-    const int32_t most = std::min(block_size, n_ubatch / std::max<int32_t>(n_seq, 1));
-    return std::max(params.n_max + 1, std::min(params.block, most));
+// rows of a draft pass for one sequence; never fewer than n_max + 1 drafts need
+inline int32_t dflash2_block_rows(const common_params_speculative_draft & params, int32_t block_size) {
+    return std::max(params.n_max + 1, std::min(params.block, block_size));
 }

@@ -1,12 +1,13 @@
 #include "dflash2-greedy.h"
 
+#include "../ggml/src/dflash2-switch.h"
+
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 static bool disabled() {
-    static const char * const value = std::getenv("DFLASH2_NO_GREEDY");
-    return value != nullptr && std::strcmp(value, "1") == 0;
+    static const bool off = dflash2_switched_off("DFLASH2_NO_GREEDY");
+    return off;
 }
 
 // whether the largest logit of a row stays the largest, and in

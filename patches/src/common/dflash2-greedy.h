@@ -1,4 +1,4 @@
-// Greedy verification without a sampler chain: where a request can only choose the argmax, its rows are searched for it
+// Greedy choice without a sampler chain: where a request can only choose the argmax, its rows are searched for it
 // directly, on the device that computed them if there is one, instead of being copied into an array of candidates.
 
 #pragma once

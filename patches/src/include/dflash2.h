@@ -1,7 +1,8 @@
 // Plain C names for what a DFlash runtime outside C++ needs of libllama.
 //
 // The functions of llama-ext.h have C++ linkage: their exported names depend on the compiler. These do not, and they
-// check their arguments where llama.cpp would abort.
+// check their arguments where llama.cpp would abort: for NULL in place of a model or a context they return what they
+// return where there is nothing (0, false, NULL).
 #pragma once
 
 #include "llama.h"

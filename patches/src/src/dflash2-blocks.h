@@ -4,7 +4,7 @@
 // draft blocks of unequal widths in one batch: those of equal width go together, the others follow.
 #pragma once
 
-#include "dflash2-switch.h"
+#include "../ggml/src/dflash2-switch.h"
 #include "llama-batch.h"
 #include "llama-hparams.h"
 

@@ -22,11 +22,11 @@ int32_t dflash2_lattice_layout(void) {
 }
 
 int32_t dflash2_model_selector_top_k(const struct llama_model * model) {
-    return llama_model_dflash_selector_top_k(model);
+    return model != nullptr ? llama_model_dflash_selector_top_k(model) : 0;
 }
 
 bool dflash2_set_embeddings_layer_inp(struct llama_context * ctx, uint32_t layer, bool value) {
-    if (layer >= ctx->get_cparams().embeddings_layer_inp.size()) {
+    if (ctx == nullptr || layer >= ctx->get_cparams().embeddings_layer_inp.size()) {
         return false;
     }
     llama_set_embeddings_layer_inp(ctx, layer, value);
@@ -34,14 +34,19 @@ bool dflash2_set_embeddings_layer_inp(struct llama_context * ctx, uint32_t layer
 }
 
 float * dflash2_get_embeddings_layer_inp(struct llama_context * ctx, uint32_t layer) {
+    if (ctx == nullptr) {
+        return nullptr;
+    }
     const auto & kept = ctx->get_cparams().embeddings_layer_inp;
     return layer < kept.size() && kept[layer] ? llama_get_embeddings_layer_inp(ctx, layer) : nullptr;
 }
 
 void dflash2_set_embeddings_nextn(struct llama_context * ctx, bool value, bool masked) {
-    llama_set_embeddings_nextn(ctx, value, masked);
+    if (ctx != nullptr) {
+        llama_set_embeddings_nextn(ctx, value, masked);
+    }
 }
 
 float * dflash2_get_embeddings_nextn(struct llama_context * ctx) {
-    return llama_get_embeddings_nextn(ctx);
+    return ctx != nullptr ? llama_get_embeddings_nextn(ctx) : nullptr;
 }

@@ -1,6 +1,6 @@
 #include "dflash2-causality.h"
 
-#include "dflash2-switch.h"
+#include "../ggml/src/dflash2-switch.h"
 #include "gguf.h"
 #include "llama-impl.h"
 #include "llama-model-loader.h"

@@ -1,6 +1,6 @@
 #include "dflash2-graphs.h"
 
-#include "dflash2-switch.h"
+#include "../ggml/src/dflash2-switch.h"
 #include "llama-context.h"
 #include "llama-model.h"
 

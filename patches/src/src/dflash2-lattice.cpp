@@ -1,6 +1,6 @@
 #include "dflash2-lattice.h"
 
-#include "dflash2-switch.h"
+#include "../ggml/src/dflash2-switch.h"
 #include "llama-model.h"
 
 #include <algorithm>

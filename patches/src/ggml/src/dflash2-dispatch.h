@@ -19,6 +19,7 @@
 // rows       1 to 8
 #pragma once
 
+#include "dflash2-switch.h"
 #include "ggml.h"
 
 #include <array>
@@ -191,27 +192,39 @@ inline std::string dispatch_measured() {
     return folder == std::string::npos ? "" : path.substr(0, folder + 1) + "dflash2-dispatch.txt";
 }
 
+// What the file at `path` holds; "" if it is none. A folder can be opened, but has nothing to read.
+inline std::string dispatch_read(const std::string & path) {
+    std::ifstream      file(path);
+    std::ostringstream text;
+    return file.is_open() && text << file.rdbuf() ? text.str() : "";
+}
+
+// Whether `text` can only be meant as a path: entries have blanks and no slashes.
+inline bool dispatch_is_path(const std::string & text) {
+    const bool has_slash = text.find_first_of("/\\") != std::string::npos;
+    const bool has_blank = text.find_first_of(" \t") != std::string::npos;
+    return !text.empty() && (has_slash || !has_blank);
+}
+
 // The entries in force: built in, then the measured ones, then those of the environment.
 inline dispatch_entries dispatch_load(const dispatch_report & report) {
-    const char * off = getenv("DFLASH2_NO_DISPATCH");
-    if (off != nullptr && std::string(off) == "1") {
+    if (dflash2_switched_off("DFLASH2_NO_DISPATCH")) {
         return {};
     }
     dispatch_entries entries = dispatch_built_in();
-    const auto add = [&](const std::string & path, const std::string & otherwise) {
-        std::ifstream     file(path);
-        std::stringstream text;
-        if (file.is_open()) {
-            text << file.rdbuf();
-        } else {
-            text << otherwise;
-        }
-        const dispatch_entries more = dispatch_parse(text.str(), report);
+    const auto add = [&](const std::string & text) {
+        const dispatch_entries more = dispatch_parse(text, report);
         entries.insert(entries.end(), more.begin(), more.end());
     };
-    add(dispatch_measured(), "");
-    if (const char * given = getenv("DFLASH2_DISPATCH")) {
-        add(given, given);
+    add(dispatch_read(dispatch_measured()));
+    const char *      given = getenv("DFLASH2_DISPATCH");
+    const std::string text  = given != nullptr ? dispatch_read(given) : "";
+    if (!text.empty()) {
+        add(text);
+    } else if (given != nullptr && dispatch_is_path(given)) {
+        report(std::string("DFLASH2_DISPATCH: no such file, or nothing in it: ") + given);
+    } else if (given != nullptr) {
+        add(given);
     }
     return entries;
 }

@@ -1,4 +1,4 @@
-// Kill switches: an environment variable turns a kernel off.
+// Kill switches: an environment variable turns a change of llama-dflash2 off at run time.
 #pragma once
 
 #include <cstdlib>
