@@ -106,6 +106,8 @@ def test_models_that_would_share_a_runner_are_named(ollama, server):
     assert len(hazards) == 2
     assert one.advice[2].startswith("rival:latest has the same base and another draft")
     assert status(server, "elsewhere").models[0].advice[1:] == ()
+    ollama.models["damaged:latest"] = None
+    assert status(server, "mine").models[0] == one
 
 
 def test_loaded_models_are_all_looked_at(ollama, server):

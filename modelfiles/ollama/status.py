@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
+from dflash2.errors import OllamaError
 from dflash2.modelfiles.ollama import runners
 from dflash2.modelfiles.ollama.runners import Runner
 from dflash2.modelfiles.ollama.server import Server
@@ -117,8 +119,13 @@ def _others(server: Server, asked: Sequence[Shown]) -> list[Shown]:
     if not bases:
         return []
     names = {full_name(one.name) for one in asked}
-    found = [show(server, name) for name in server.models() if full_name(name) not in names]
-    return [one for one in found if one.base in bases]
+    found = []
+    for name in server.models():
+        # A damaged model that nobody asked about is no reason to fail.
+        with contextlib.suppress(OllamaError):
+            if full_name(name) not in names and (one := show(server, name)).base in bases:
+                found.append(one)
+    return found
 
 
 def _model_status(
