@@ -101,6 +101,8 @@ for command in (
 ):
     command.params.append(_DEBUG)
     cli.add_command(command)
+for command in ollama.commands.values():
+    command.params.append(_DEBUG)
 
 
 def main() -> None:

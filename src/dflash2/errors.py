@@ -73,6 +73,18 @@ class RunnerError(Dflash2Error):
     """Ollama's folder is not as expected, or the server to put there does not do what Ollama asks of it."""
 
 
+class OllamaError(Dflash2Error):
+    """An Ollama server cannot be reached, refuses what is asked, or has not done it."""
+
+
+class OllamaBrokenError(OllamaError):
+    """The connection to an Ollama server broke."""
+
+
+class OllamaDigestError(OllamaError):
+    """An Ollama server got other bytes than those that were announced."""
+
+
 class ContextLimitError(Dflash2Error, RuntimeError):
     """A token does not fit into the context any more; a RuntimeError too, as llama_cpp raises there."""
 

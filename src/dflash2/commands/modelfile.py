@@ -13,16 +13,14 @@ import click
 from dflash2 import converter
 from dflash2.commands.converter import finding_line
 from dflash2.commands.pair import pair_options, ready_pair
+from dflash2.commands.settings import setting_options, settings_of
 from dflash2.commands.terminal import FILE, HELP, errors, progress_display
 from dflash2.errors import GGUFError, ModelfileError, OutputError
 from dflash2.gguf_info import is_gguf
 from dflash2.modelfiles import (
     DRAFT_NUM_PREDICT,
     DRAFT_QUANTIZATIONS,
-    NUM_CTX,
     OLD_LLAMA_CPP,
-    ROLES,
-    STOP,
     Modelfile,
     Pair,
     Route,
@@ -40,41 +38,7 @@ from dflash2.modelfiles import (
 from dflash2.text import printable
 from dflash2.whole_file import replacing
 
-_TEXT = "TEXT|@FILE"
 _QUANTIZATIONS = "; ".join(f"{route}: {', '.join(types)}" for route, types in DRAFT_QUANTIZATIONS.items())
-
-
-def _texts(_context: click.Context, _option: click.Parameter, given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Texts as they are, or those of the files behind an @; `@@` stands for one that is meant."""
-    return tuple(map(_text, (given,) if isinstance(given, str) else given or ()))
-
-
-def _text(given: str) -> str:
-    if given.startswith("@@"):
-        return given[1:]
-    return _read(Path(given[1:])) if given.startswith("@") else given
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise click.BadParameter(f"{path} is no UTF-8 text; save it as such.") from error
-
-
-def _parameters(
-    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
-) -> dict[str, tuple[str, ...]]:
-    """NAME=VALUE by name; only `stop` may be given more than once."""
-    found: dict[str, tuple[str, ...]] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE, as 'temperature=0.7'.")
-        if name in found and name != STOP:
-            raise click.BadParameter(f"{name} is given twice; only {STOP} may be.")
-        found[name] = (*found.get(name, ()), value)
-    return found
 
 
 @click.command(context_settings=HELP)
@@ -100,30 +64,7 @@ def _parameters(
     metavar="TYPE",
     help=f"Let Ollama quantise the drafter: {_QUANTIZATIONS}.",
 )
-@click.option("--num-ctx", type=click.IntRange(min=1), metavar="N", help="Tokens of context: PARAMETER num_ctx.")
-@click.option(
-    "--parameter",
-    "parameters",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=_parameters,
-    help="Any other PARAMETER; may be repeated.",
-)
-@click.option(
-    "--template", metavar=_TEXT, callback=_texts, help="Prompt template in Go's language; @FILE reads it from a file."
-)
-@click.option("--system", metavar=_TEXT, callback=_texts, help="System message, likewise.")
-@click.option("--license", metavar=_TEXT, multiple=True, callback=_texts, help="Licence, likewise; may be repeated.")
-@click.option(
-    "--message",
-    type=(click.Choice(ROLES), str),
-    multiple=True,
-    metavar="ROLE TEXT",
-    help="A message that every chat begins with; may be repeated.",
-)
-@click.option("--renderer", help="Ollama's built-in renderer of prompts.")
-@click.option("--parser", help="Ollama's built-in parser of answers.")
-@click.option("--requires", metavar="VERSION", help="Oldest Ollama that the model works with.")
+@setting_options
 def modelfile(
     target: str,
     drafter: str | None,
@@ -140,7 +81,7 @@ def modelfile(
     TARGET is a GGUF file, a Hub id of GGUF files (owner/name or owner/name:QUANT), or the name of a published pair,
     which names its drafter too. DRAFTER is a GGUF file, a checkpoint folder or a Hub id; checkpoints are converted.
     """
-    settings = _settings(options)
+    settings = settings_of(options)
     check_settings(settings)
     base = None if from_modelfile is None else _existing(from_modelfile)
     _check_output(output)
@@ -236,18 +177,3 @@ def _folders(target: str, drafter: str | None, options: dict[str, Any]) -> _Read
     for finding in check_folders(pair, warn_only=options["no_check"]).problems:
         errors.print(finding_line(finding), style="yellow", markup=False, soft_wrap=True)
     return _Ready(pair.target, pair.drafter, target)
-
-
-def _settings(options: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Values by command, as `compose` takes them, of the options that say what else goes into the file."""
-    parameters: dict[str, tuple[str, ...]] = options["parameters"]
-    if DRAFT_NUM_PREDICT in parameters:
-        raise click.UsageError(f"Give {DRAFT_NUM_PREDICT} as --draft-num-predict, not as --parameter.")
-    if options["num_ctx"] is not None:
-        if NUM_CTX in parameters:
-            raise click.UsageError(f"{NUM_CTX} is given twice: as --num-ctx and as --parameter.")
-        parameters = {**parameters, NUM_CTX: (str(options["num_ctx"]),)}
-    single = {name: (options[name],) for name in ("renderer", "parser", "requires") if options[name] is not None}
-    texts = {name: options[name] for name in ("template", "system", "license") if options[name]}
-    messages = tuple(f"{role}: {text}" for role, text in options["message"])
-    return {**parameters, **texts, **single, **({"message": messages} if messages else {})}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import click
 
+from dflash2.commands.ollama_create import create
 from dflash2.commands.ollama_runner import runner
+from dflash2.commands.ollama_status import status
+from dflash2.commands.terminal import HELP
 
 
-@click.group()
+@click.group(context_settings=HELP)
 def ollama() -> None:
-    """Ollama: the program it runs models with."""
+    """Ollama: models with a draft, whether the draft is used, and the program that it runs models with."""
 
 
-ollama.add_command(runner)
+for command in (create, status, runner):
+    ollama.add_command(command)

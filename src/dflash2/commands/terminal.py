@@ -34,7 +34,11 @@ class _Console(Console):
 
 
 FILE = _File(path_type=Path)
+_SHOWN_CHARACTERS = 80  # of what is being done: a server words some of it
 THREADS = click.IntRange(min=1, max=1024)
+HOST = click.option(
+    "--host", metavar="HOST[:PORT]", help="The Ollama server. Default: OLLAMA_HOST, else 127.0.0.1:11434."
+)
 HELP = {"help_option_names": ["-h", "--help"]}
 # No emoji: `:key:` in a path is no key.
 console = _Console(highlight=False, emoji=False)
@@ -47,15 +51,17 @@ def cell(text: str) -> Text:
 
 
 @contextmanager
-def progress_display() -> Iterator[Callable[[str, int, int], None]]:
-    """A display on standard error: what it gives is called with (what is done, bytes done, bytes in all)."""
+def progress_display() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A display on standard error: what it gives is called with (what is done, bytes done, bytes in all or None)."""
     tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
 
-        def report(what: str, done: int, total: int) -> None:
+        def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
+                for task in bar.tasks:
+                    task.visible = task.total is not None  # what has no measure ends when the next begins
+                tasks[what] = bar.add_task(printable(" ".join(what[:_SHOWN_CHARACTERS].split())), total=total)
             bar.update(tasks[what], completed=done, total=total)
 
         yield report
