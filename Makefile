@@ -21,7 +21,8 @@ SOURCES := $(shell find src converter runtime patches modelfiles evidence -type 
 SANITIZED := DFLASH2_CACHE=$(CACHE)/sanitized CMAKE_ARGS="$(CMAKE_ARGS) \
 	-DCMAKE_C_COMPILER_LAUNCHER=$(CURDIR)/tests/sanitizing_launcher.sh \
 	-DCMAKE_CXX_COMPILER_LAUNCHER=$(CURDIR)/tests/sanitizing_launcher.sh \
-	-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=address,undefined"
+	-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=address,undefined \
+	-DCMAKE_EXE_LINKER_FLAGS=-fsanitize=address,undefined"
 # Python itself never frees all it has; containers cross from checked code to unchecked and back.
 ASAN = ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so)"
 TSAN = TSAN_OPTIONS=halt_on_error=1:suppressions=tests/kernels/tsan.supp LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)"

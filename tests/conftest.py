@@ -10,6 +10,7 @@ os.environ["DFLASH2_LIBRARY"] = os.environ.get("DFLASH2_LIBRARY", "stock")
 import pytest
 from generation import EXACT
 from llama_server import LlamaServer
+from ollama_server import OllamaServer
 from server_pair import EXACT_CACHE_OPTIONS, EXACT_DRAFT_CACHE_OPTIONS, server_arguments
 
 from dflash2 import DFlashLlama
@@ -116,3 +117,19 @@ def serve(patched, target_path, tmp_path):
             yield server
 
     return start
+
+
+@pytest.fixture
+def ollama():
+    """A server that answers as Ollama does."""
+    with OllamaServer() as ollama:
+        yield ollama
+
+
+@pytest.fixture
+def server(ollama):
+    """A connection to it."""
+    from dflash2.modelfiles.ollama.server import Server
+
+    with Server(ollama.host) as server:
+        yield server

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from factories import make_drafter, make_target
-from ollama_server import Model, OllamaServer, digest_of
+from ollama_server import Model, digest_of
 from test_cli import BIN, assert_one_sentence, run
 
 from dflash2.converter import convert
@@ -24,12 +24,6 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     target = make_target(folder / "target.gguf")
     return target, convert(make_drafter(folder / "drafter"), target, folder / "drafter.gguf").output
-
-
-@pytest.fixture
-def ollama():
-    with OllamaServer() as ollama:
-        yield ollama
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ import os
 from itertools import pairwise
 
 import pytest
-from ollama_server import OllamaServer, digest_of
+from ollama_server import digest_of
 
 from dflash2.errors import OllamaError
 from dflash2.modelfiles.ollama.blobs import read_blob, send
-from dflash2.modelfiles.ollama.server import Server
 
 DATA = bytes(range(256)) * 20_000
 
@@ -23,18 +22,6 @@ def path(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(DATA)
     return path
-
-
-@pytest.fixture
-def ollama():
-    with OllamaServer() as ollama:
-        yield ollama
-
-
-@pytest.fixture
-def server(ollama):
-    with Server(ollama.host) as server:
-        yield server
 
 
 def silent(*_):

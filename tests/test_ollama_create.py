@@ -6,12 +6,12 @@ import pytest
 from factories import make_drafter, make_target
 from factories_check import make_fork
 from gguf.constants import GGUFValueType
-from ollama_server import Model, OllamaServer, digest_of
+from ollama_server import Model, digest_of
 
 from dflash2.converter import convert
 from dflash2.errors import GGUFError, ModelfileError, OllamaError, OptionError
 from dflash2.modelfiles import Pair, resolve_pair
-from dflash2.modelfiles.ollama import Plan, Server, create, plan_of_modelfile, plan_of_pair, with_settings
+from dflash2.modelfiles.ollama import Plan, create, plan_of_modelfile, plan_of_pair, with_settings
 
 U16, U64 = GGUFValueType.UINT16, GGUFValueType.UINT64
 
@@ -32,18 +32,6 @@ def files(tmp_path_factory):
 @pytest.fixture
 def pair(files) -> Pair:
     return resolve_pair(*map(str, files))
-
-
-@pytest.fixture
-def ollama():
-    with OllamaServer() as ollama:
-        yield ollama
-
-
-@pytest.fixture
-def server(ollama):
-    with Server(ollama.host) as server:
-        yield server
 
 
 def digest(path) -> str:

@@ -4,25 +4,13 @@ import json
 import socket
 
 import pytest
-from ollama_server import Model, OllamaServer
+from ollama_server import Model
 
 from dflash2.errors import OllamaBrokenError, OllamaError
 from dflash2.modelfiles.ollama.server import Server, Step
 
 JSON = "application/json"
 PAGE = b"<html><body>nginx \x1b[31m</body></html>"
-
-
-@pytest.fixture
-def ollama():
-    with OllamaServer() as ollama:
-        yield ollama
-
-
-@pytest.fixture
-def server(ollama):
-    with Server(ollama.host) as server:
-        yield server
 
 
 @pytest.mark.parametrize(

@@ -2,27 +2,15 @@
 
 import pytest
 from llama_server import LlamaServer
-from ollama_server import Model, OllamaServer, digest_of
+from ollama_server import Model, digest_of
 from server_pair import server_arguments
 
 from dflash2.errors import OllamaError
-from dflash2.modelfiles.ollama import Server, predates_dflash2, status
+from dflash2.modelfiles.ollama import predates_dflash2, status
 from dflash2.modelfiles.ollama.runners import Runner, read_runner
 from dflash2.modelfiles.ollama.server_log import Acceptance, last_acceptance
 
 BASE, DRAFT, OTHER = ("sha256:" + digit * 64 for digit in "0ab")
-
-
-@pytest.fixture
-def ollama():
-    with OllamaServer() as ollama:
-        yield ollama
-
-
-@pytest.fixture
-def server(ollama):
-    with Server(ollama.host) as server:
-        yield server
 
 
 def blob(folder, path):
