@@ -260,7 +260,7 @@ CASES: dict[str, Case] = {
     # The library.
     "library without a symbol": Case("NativeError", "does not export", environment={"DFLASH2_LIBRARY": "bare"}),
     "library of another version": Case("NativeError", "another version", before=_OTHER_LAYOUT),
-    "no library": Case("NativeError", "cannot be loaded", environment={"LLAMA_CPP_LIB_PATH": "empty"}),
+    "no library": Case("NativeError", "without libllama", environment={"LLAMA_CPP_LIB_PATH": "empty"}),
 }
 
 # Odd, but no error: the target's output is what it would be without a drafter.

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash2.commands.terminal import FILE, THREADS, counting, errors
+from dflash2.commands.measuring import chosen_prompts, llama_options, pair_options, prompt_options
+from dflash2.commands.terminal import FILE, counting, errors
 from dflash2.commands.verify_tables import show_comparisons, show_distribution, show_exactness
-from dflash2.gguf_info import read_gguf_info
 
 if TYPE_CHECKING:
     from dflash2.evidence import Comparison, Engine, LlamaServerEngine, Prompt, PythonEngine, Setting
     from dflash2.runtime import Depth
 
 _Found = tuple[bool, dict[str, Any]]  # whether it passed, and what the result file holds
-_MOST_CONTEXT = 4096
 _EXACT_PROMPTS, _EXACT_TOKENS = 3, 400  # beyond 256 positions llama.cpp may split a row's attention among threads
 
 
@@ -47,21 +46,14 @@ def _depths(_context: click.Context, _parameter: click.Parameter, given: tuple[s
     show_default=True,
     help="Ways to verify sampled requests; rejection is tested in distribution.",
 )
-@click.option("--prompts", "file", type=FILE, help="Your own: .txt (one a line), .json or .jsonl.")
-@click.option("--dataset", help="Of the Hub: owner/name, owner/name:split or owner/name:file.")
-@click.option("--category", "categories", multiple=True, help="Built-in sets. Default: code maths chat prose json.")
-@click.option("--limit", type=click.IntRange(min=1), help="Prompts taken of each set.")
-@click.option("--chat/--no-chat", default=True, show_default=True, help="Use the target's chat template, if any.")
+@prompt_options
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=100, show_default=True, help="Per text.")
 @click.option("--depth", "depths", callback=_depths, multiple=True, default=("most",), show_default=True)
 @click.option("--every-setting", is_flag=True, help="Every prompt under every sampler chain, not one of them in turn.")
 @click.option("--draws", type=click.IntRange(min=100), default=2000, show_default=True, help="For rejection.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=1, show_default=True)
 @click.option("--strict", is_flag=True, help="Near-ties count as differences.")
-@click.option("-c", "--ctx-size", type=click.IntRange(min=1, max=2**31 - 1), help="Default: as trained, 4096 at most.")
-@click.option("-t", "--threads", type=THREADS, default=None, help="Default: half the cores.")
-@click.option("-ngl", "--gpu-layers", type=click.IntRange(min=-1, max=10_000), default=0, show_default=True)
-@click.option("--cache-type", type=click.Choice(["f32", "f16", "bf16", "q8_0", "q4_0"]), help="Of both KV caches.")
+@pair_options
 @click.option("--json", "output", type=FILE, help="Also write the result as JSON.")
 def verify(target: Path | None, drafter: Path | None, url: str | None, **options: Any) -> None:
     """Is the output of the pair TARGET, DRAFTER (GGUF) that of the target alone? Exit status 1 if not."""
@@ -71,7 +63,7 @@ def verify(target: Path | None, drafter: Path | None, url: str | None, **options
         raise click.UsageError("give TARGET and DRAFTER, or --url of a running llama-server.")
     if url is not None and (options["exact"] or "rejection" in options["modes"]):
         raise click.UsageError("--exact and --verify rejection need the files TARGET and DRAFTER.")
-    prompts = _prompts(options)
+    prompts = chosen_prompts(options)
     models: dict[str, Path] = {}
     if url is not None:
         with closing(evidence.LlamaServerEngine(url)) as server:
@@ -79,7 +71,7 @@ def verify(target: Path | None, drafter: Path | None, url: str | None, **options
             about = server.about()
     else:
         assert target is not None and drafter is not None
-        with evidence.opened(target, drafter, _llama_options(target, options)) as engine:
+        with evidence.opened(target, drafter, llama_options(target, options)) as engine:
             passed, found = (_exact if options["exact"] else _in_process)(engine, prompts, options)
             about, models = engine.about(), {"target": target, "drafter": drafter}
     if options["output"]:
@@ -92,35 +84,6 @@ def verify(target: Path | None, drafter: Path | None, url: str | None, **options
         )
     if not passed:
         sys.exit(1)
-
-
-def _prompts(options: dict[str, Any]) -> tuple[Prompt, ...]:
-    from dflash2 import evidence
-
-    most = options["limit"]
-    found: tuple[Prompt, ...] = ()
-    if options["file"]:
-        found += evidence.file_prompts(options["file"], most=most)
-    if options["dataset"]:
-        found += evidence.dataset_prompts(options["dataset"], most=most)
-    if options["categories"] or not found:
-        found += evidence.builtin_prompts(options["categories"] or evidence.CATEGORIES, most=most)
-    return found
-
-
-def _llama_options(target: Path, options: dict[str, Any]) -> dict[str, Any]:
-    from gguf.constants import GGMLQuantizationType
-
-    info = read_gguf_info(target)
-    trained = info.integer(info.own("context_length")) or _MOST_CONTEXT
-    threads = {"n_threads": options["threads"], "n_threads_batch": options["threads"]} if options["threads"] else {}
-    kind = GGMLQuantizationType[options["cache_type"].upper()].value if options["cache_type"] else None
-    return {
-        "n_ctx": options["ctx_size"] or min(_MOST_CONTEXT, trained),
-        "n_gpu_layers": options["gpu_layers"],
-        **threads,
-        **({} if kind is None else {"type_k": kind, "type_v": kind}),
-    }
 
 
 def _in_process(engine: PythonEngine, prompts: Sequence[Prompt], options: dict[str, Any]) -> _Found:
