@@ -1,5 +1,6 @@
 # make demo   the main job on the shipped pair: convert, then generate with and without drafting
 # make test   linters, types and tests: what CI runs
+# make docs   write docs/reference.md again, from the commands
 # make train  train the demo pair again (up to two hours on two cores)
 # make sanitize  the C++ parts under gcc's address, undefined-behaviour and thread sanitizers (Linux)
 
@@ -27,7 +28,7 @@ SANITIZED := DFLASH2_CACHE=$(CACHE)/sanitized CMAKE_ARGS="$(CMAKE_ARGS) \
 ASAN = ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so)"
 TSAN = TSAN_OPTIONS=halt_on_error=1:suppressions=tests/kernels/tsan.supp LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)"
 
-.PHONY: demo test lint train sanitize clean
+.PHONY: demo test lint docs train sanitize clean
 
 demo: .venv/.installed
 	$(BIN)/dflash2 demo
@@ -39,6 +40,9 @@ lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/.installed
+	$(BIN)/python docs/reference.py
 
 train: .venv/.tested
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/demo_pair/train.py --work $(CACHE)/train --output src/dflash2/demo_pair
