@@ -316,3 +316,26 @@ def test_a_real_ollama_gets_the_demo_pair(demo, drafter_gguf):
         assert found["models"][0]["draft_num_predict"] == 7
     finally:
         httpx.request("DELETE", f"http://{host}/api/delete", json={"model": name}, trust_env=False)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"OLLAMA_HOST": "::1"},
+        {"OLLAMA_HOST": "127.0.0.1:99999"},
+        {"OLLAMA_HOST": "http://[::1"},
+        {"OLLAMA_HOST": "x", "all_proxy": "socks5://127.0.0.1:1", "HTTP_PROXY": "foo:bar"},
+    ],
+    ids=str,
+)
+def test_a_good_host_is_used_whatever_the_environment_names(ollama, environment, odd):
+    result = run("dflash2", "ollama", "status", "--host", ollama.host, env=environment | odd)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Ollama 0.40.0 at http://{ollama.host.removeprefix('http://')}\n")
+
+
+def test_an_odd_environment_is_said_in_one_sentence(environment):
+    no_address = run("dflash2", "ollama", "status", env=environment | {"OLLAMA_HOST": "127.0.0.1:99999"})
+    assert_one_sentence(no_address, "127.0.0.1:99999 is no address of a server")
+    proxy = run("dflash2", "ollama", "status", "--host", "10.0.0.7", env=environment | {"http_proxy": "foo:bar"})
+    assert_one_sentence(proxy, "The proxy that the environment names")

@@ -22,6 +22,8 @@ PAGE = b"<html><body>nginx \x1b[31m</body></html>"
         ("0.0.0.0", "http://0.0.0.0:11434", True),
         ("https://box.example/ollama/", "https://box.example:443/ollama", False),
         ("10.0.0.7", "http://10.0.0.7:11434", False),
+        ("::1", "http://[::1]:11434", True),
+        (' "127.0.0.2:7" ', "http://127.0.0.2:7", True),
     ],
 )
 def test_hosts_are_read_as_the_client_reads_them(monkeypatch, host, url, local):
@@ -91,6 +93,15 @@ def test_what_is_no_ollama_is_said_so(ollama, server, answer):
         server.version()
 
 
+@pytest.mark.parametrize("location", [b"http://[::1", b"http://a:b:c/", b"//host:port", b""])
+def test_a_redirect_to_no_address_is_one_sentence(ollama, server, location):
+    ollama.answers["/api/version"] = ollama.answers["/api/show"] = (307, "text/plain", location)
+    for call in (server.version, lambda: server.show("m")):
+        with pytest.raises(OllamaError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
 def test_a_redirect_says_where_it_leads(ollama, server):
     ollama.answers["/api/version"] = (301, "text/plain", b"https://elsewhere.example/")
     with pytest.raises(OllamaError, match=r"redirects to https://elsewhere\.example/; give that address"):
@@ -133,6 +144,8 @@ def test_a_long_refusal_is_cut_to_one_line(ollama, server):
     [
         ([b'{"status": "parsing"}\n', b"not JSON\n"], "does not speak as Ollama does"),
         ([b"[1]\n"], "does not speak as Ollama does"),
+        ([b'{"status": "x", "total": 1e400}\n'], "does not speak as Ollama does"),
+        ([b'{"status": "x", "completed": NaN, "total": 5}\n'], "does not speak as Ollama does"),
         ([b'{"status": "x", "total": "many"}\n'], "does not speak as Ollama does"),
         ([b"\xff\n"], "does not speak as Ollama does"),
         ([b"x" * 3_000_000], "does not speak as Ollama does"),
@@ -141,7 +154,7 @@ def test_a_long_refusal_is_cut_to_one_line(ollama, server):
         ([b'{"error": "unexpected EOF"}\n'], r"refused the creation of m: unexpected EOF\."),
         ([b'{"status": "x"}\n', b'{"error": "no space left on device", "status": 500}'], "make room where the server"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_creation_that_goes_wrong_midway_is_one_sentence(ollama, server, reports, says):
     ollama.reports = reports

@@ -9,25 +9,23 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import ollama
 
 from dflash2.errors import OllamaBrokenError, OllamaDigestError, OllamaError
+from dflash2.modelfiles.ollama.client import NO_ADDRESS, connect, is_own, package
 
-_TIMEOUT = httpx.Timeout(120, connect=10)
+if TYPE_CHECKING:
+    import ollama
+
 # The server hashes a blob, and quantises a model, without a word in between.
 _PATIENT = httpx.Timeout(None, connect=10, write=120)
-# A loopback address is never asked of a proxy: Ollama's own client does not either.
-_NO_PROXY = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0")}
-_NO_ADDRESS = "is no address of a server; give host:port with --host or OLLAMA_HOST."
 _SHOWN_CHARACTERS = 300
 _READ_BYTES = 1 << 20
 _FULL_DISK = ("no space left", "not enough space", "disk quota", "disk full")
 # What parsing an answer of something that is no Ollama raises, inside the client too.
-_NONSENSE = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
+_NONSENSE = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,7 @@ class Server:
     """
 
     def __init__(self, host: str | None = None) -> None:
-        try:
-            self._client = ollama.Client(host, timeout=_TIMEOUT, follow_redirects=False, mounts=_NO_PROXY)
-            self._http: httpx.Client = self._client._client
-        except (ValueError, httpx.InvalidURL) as error:
-            raise OllamaError(f"{host or 'OLLAMA_HOST'} {_NO_ADDRESS}") from error
+        self._client, self._http = connect(host)
 
     def __enter__(self) -> Server:
         return self
@@ -67,12 +61,7 @@ class Server:
     @property
     def is_local(self) -> bool:
         """Whether its address is one of this machine's own: loopback, or the unspecified address."""
-        host = self._http.base_url.host
-        try:
-            address = ip_address(host)
-        except ValueError:
-            return host == "localhost"
-        return address.is_loopback or address.is_unspecified
+        return is_own(self._http.base_url.host)
 
     def version(self) -> str:
         """Its version, as "0.33.0"; raises OllamaError if nothing answers there, or something that is no Ollama."""
@@ -170,7 +159,7 @@ class Server:
         try:
             yield
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise OllamaError(f"{self.url} {_NO_ADDRESS}") from error
+            raise OllamaError(f"{self.url} {NO_ADDRESS}") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, ConnectionError) as error:
             raise OllamaBrokenError(
                 f"No Ollama answers at {self.url}; start it with `ollama serve`, or give its address with --host or"
@@ -180,7 +169,7 @@ class Server:
             raise OllamaBrokenError(
                 f"The connection to {self.url} broke during {what} ({type(error).__name__}); run it again."
             ) from error
-        except ollama.ResponseError as error:
+        except package().ResponseError as error:
             raise OllamaError(self._refusal(what, f"{error.error} (status {error.status_code})")) from error
         except _NONSENSE as error:
             raise OllamaError(
