@@ -156,6 +156,12 @@ def test_rpc_needs_a_server_with_it(patched, refused, script):
     assert said == f"error: {without} (as given) was built without RPC."
 
 
+def test_one_rpc_server_under_two_names(refused):
+    assert refused("--rpc", "127.0.0.1:50052,localhost:50052") == (
+        "error: 127.0.0.1:50052 and localhost:50052 are the same RPC server, which can be used once; leave one out."
+    )
+
+
 def test_rpc_of_another_machine_needs_a_flag(refused):
     assert refused("--rpc", "localhost:1,192.0.2.7:50052").startswith(
         "error: 192.0.2.7:50052 is another machine, and llama.cpp's RPC has no authentication"

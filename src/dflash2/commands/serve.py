@@ -115,6 +115,7 @@ def _endpoints(rpc: str | None, *, allowed: bool) -> tuple[str, ...]:
     if rpc is None:
         return ()
     endpoints = serving.rpc_endpoints(rpc)
+    native.check_distinct(endpoints)
     foreign = [endpoint for endpoint in endpoints if not serving.is_loopback(endpoint.partition(":")[0])]
     if foreign and not allowed:
         raise OptionError(
