@@ -1,6 +1,7 @@
 """Launch recipes of all engines: the exact commands, what they count, which pairs they refuse, and their quoting."""
 
 import json
+import re
 import shlex
 import subprocess
 
@@ -145,6 +146,37 @@ def test_draft_tokens_as_each_engine_counts_them():
 def test_pair_that_an_engine_cannot_run_is_refused_with_the_reason(engine, pair, reason):
     with pytest.raises(RecipeError, match=f"cannot run .*{reason}"):
         launched(engine, pair)
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "ollama"])
+def test_conversion_of_every_published_pair_has_the_options_that_it_needs(engine):
+    needed = {}
+    for one in converter.availability():
+        if one.entry.converts != "with-option":
+            continue
+        block_size = None if one.entry.block_size else 8
+        convert = launched(engine, one.entry.key, block_size=block_size).steps[0].argv
+        needed[one.entry.key] = set(re.findall(r"--[a-z-]+", one.entry.conversion))
+        assert needed[one.entry.key] <= set(convert), convert
+    assert needed == {
+        "mimo-v2.5-pro": {"--rope-theta", "--target"},
+        "nemotron-3.5-lightning-30b-a3b": {"--block-size"},
+    }
+
+
+def test_command_of_a_drafter_with_two_rope_bases_says_what_to_fill_in():
+    said = invoke("llama.cpp", "mimo-v2.5-pro", "--command-only").output
+    assert said.startswith(
+        "dflash2-convert mimo-v2.5-pro \\\n    --target MiMo-V2.5-Pro-FP4-DFlash.gguf \\\n    --rope-theta THETA \\\n"
+    )
+    notes = " ".join(launched("llama.cpp", "mimo-v2.5-pro").notes)
+    assert "MiMo-V2.5-Pro-FP4-DFlash.gguf is your GGUF file" in notes
+    assert "THETA stands for rope_theta or backbone_rotary_base" in notes
+
+
+def test_drafter_that_needs_its_targets_gguf_is_not_given_a_repository():
+    with pytest.raises(RecipeError, match="converted with its target's GGUF file: give TARGET as a file"):
+        launched("llama.cpp", "someone/MiMo-GGUF", "mimo-v2.5-pro")
 
 
 @pytest.mark.parametrize("pair", PUBLISHED)
