@@ -83,6 +83,7 @@ def imported(pair: PairNames) -> tuple[tuple[Run, ...], str, str]:
 def ollama_name(pair: PairNames) -> str:
     """A name for the model in Ollama: that of the target, and the method."""
     name = re.sub("[^a-z0-9._-]+", "-", pair.target.stem.lower()).strip("-._")
+    name = re.sub("-dflash2?$", "", name)  # a repository that holds both models
     return f"{name or 'model'}-dflash{'2' if pair.method == 2 else ''}"
 
 

@@ -275,6 +275,33 @@ def test_unknown_block_size_has_to_be_given():
     assert "5" in found.steps[1].argv
 
 
+def test_engine_that_adapts_by_itself_asks_for_no_block_size():
+    said = invoke("ollama-mlx", "a/target", "b/drafter")
+    assert said.exit_code == 0, said.output
+    assert "as of 0.33.0-rc2: up to block size - 1 draft tokens, at most" in said.output
+    record = json.loads(invoke("ollama-mlx", "nemotron-3.5-lightning-30b-a3b", "--json").output)
+    assert (record["block_size"], record["tokens"]) == (None, None)
+    assert invoke("sglang", "a/target", "b/drafter").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "pair", "name"),
+    [
+        ("ollama-mlx", "mimo-v2.5-pro", "mimo-v2.5-pro-fp4-dflash"),
+        ("ollama", "mimo-v2.5-pro", "mimo-v2.5-pro-fp4-dflash"),
+        ("ollama-mlx", "laguna-xs-2.1", "laguna-xs-2.1-dflash"),
+    ],
+)
+def test_name_in_ollama_says_the_method_once(engine, pair, name):
+    found = launched(engine, pair)
+    assert found.steps[-1].argv == ("ollama", "run", name)
+    assert found.steps[-2].argv[:3] == ("ollama", "create", name)
+
+
+def test_limits_of_mlx_name_the_targets_that_it_drafts_for():
+    assert any("Laguna targets only" in note for note in launched("ollama-mlx", "qwen3.8-27b").notes)
+
+
 def test_drafter_whose_config_names_no_block_size(tmp_path):
     folder = make_drafter(tmp_path / "drafter")
     config = json.loads((folder / "config.json").read_text())
