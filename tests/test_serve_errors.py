@@ -156,6 +156,12 @@ def test_rpc_needs_a_server_with_it(patched, refused, script):
     assert said == f"error: {without} (as given) was built without RPC."
 
 
+def test_what_sets_the_drafter_aside_is_noted_before_anything_is_loaded(tmp_path):
+    done = run("dflash2", "serve", tmp_path / "none.gguf", tmp_path / "none", "--", "--spec-draft-n-max", "0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("note: --spec-draft-n-max 0 turns drafting off; ")
+
+
 def test_one_rpc_server_under_two_names(refused):
     assert refused("--rpc", "127.0.0.1:50052,localhost:50052") == (
         "error: 127.0.0.1:50052 and localhost:50052 are the same RPC server, which can be used once; leave one out."

@@ -8,7 +8,7 @@ import pytest
 from dflash2.gguf_info import read_gguf_info
 from dflash2.modelfiles import ModelFile, Pair
 from dflash2.modelfiles.llama_server import ServerProgram
-from dflash2.modelfiles.serving import Address, ServeOptions, command_line, is_loopback
+from dflash2.modelfiles.serving import Address, ServeOptions, command_line, is_loopback, undone_by
 
 PATCHED = ServerProgram(Path("/bin/llama-server"), "patched build, cuda", patched=True, couples=True, fits=True)
 STOCK = ServerProgram(Path("/bin/llama-server"), "on PATH", patched=False, couples=False, fits=False)
@@ -66,6 +66,28 @@ def test_servers_of_devices_come_before_all_that_names_devices(pair):
     _, command = started(pair, ServeOptions(rpc=("a:1", "b:2"), forwarded=("--device", "RPC0")))
     assert command[1:3] == ["--rpc", "a:1,b:2"]
     assert command[-2:] == ["--device", "RPC0"]
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "said"),
+    [
+        (("--spec-type", "none"), "--spec-type none can turn DFlash drafting off"),
+        (("--spec-type", "draft-dflash,ngram-mod"), "--spec-type draft-dflash,ngram-mod can turn DFlash"),
+        (("--spec-draft-n-max", "0"), "--spec-draft-n-max 0 turns drafting off"),
+        (("-m", "other.gguf"), "-m other.gguf replaces the target"),
+        (("--threads", "2", "-md", "a\x1b.gguf"), "-md a"),
+        (("-hfd", "a/b"), "-hfd a/b replaces the drafter"),
+    ],
+)
+def test_forwarded_options_that_set_the_pair_or_its_drafting_aside_are_named(forwarded, said):
+    (sentence,) = undone_by(forwarded)
+    assert sentence.startswith(said)
+    assert sentence.isprintable()
+
+
+def test_other_forwarded_options_pass_in_silence():
+    kept = ("--spec-draft-n-max", "10", "--spec-type", "draft-dflash", "--mlock", "-c", "4096", "--port", "0")
+    assert undone_by(kept) == undone_by(()) == ()
 
 
 @pytest.mark.parametrize(
