@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dflash2.errors import ServerError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.modelfiles import ModelFile, Pair
 from dflash2.modelfiles.llama_server import ServerProgram
+from dflash2.modelfiles.server_process import ServerProcess, StopRequest
 from dflash2.modelfiles.serving import Address, ServeOptions, command_line, is_loopback, undone_by
 
 PATCHED = ServerProgram(Path("/bin/llama-server"), "patched build, cuda", patched=True, couples=True, fits=True)
@@ -104,6 +106,31 @@ def test_other_forwarded_options_pass_in_silence():
 def test_an_address_says_who_reaches_it_and_how_we_do(hosts, private, url):
     address = Address(hosts, 1)
     assert (address.is_private, address.url) == (private, url)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("kill -9 $$", "(by SIGKILL): killed from outside, mostly for lack of memory. "),
+        ("echo '0.00.1 E ggml: failed to allocate buffer'; exit 1", "ggml: failed to allocate buffer. "),
+    ],
+)
+def test_a_server_that_runs_out_of_memory_while_it_loads_is_told_what_to_lower(script, said):
+    with (
+        ServerProcess(["/bin/sh", "-c", script], stop=StopRequest()) as process,
+        pytest.raises(ServerError) as caught,
+    ):
+        process.wait_until_ready(Address("127.0.0.1", 1))
+    assert f"{said}For less memory, start it again with a smaller --ctx-size (-c), " in str(caught.value)
+
+
+def test_a_server_that_fails_otherwise_is_not_told_to_save_memory():
+    script = "echo 'error: invalid argument: --nope'; exit 1"
+    with (
+        ServerProcess(["/bin/sh", "-c", script], stop=StopRequest()) as process,
+        pytest.raises(ServerError, match=r"\(exit status 1\): error: invalid argument: --nope\.$"),
+    ):
+        process.wait_until_ready(Address("127.0.0.1", 1))
 
 
 @pytest.mark.parametrize(
