@@ -132,8 +132,8 @@ def test_a_server_that_is_none(refused, tmp_path):
 def test_a_server_that_dies_at_start_is_quoted_harmlessly(patched, refused, script):
     dying = script(DYING.format(server=patched.server))
     assert refused("--server", dying) == (
-        "error: llama-server ended while it was starting (exit status 3): srv: no \\x1b[31mmemory\\x1b[0m for \\x9bx. For "
-        "less memory, start it again with a smaller --ctx-size (-c), fewer --gpu-layers or a smaller quantisation."
+        "error: llama-server ended while it was starting (exit status 3): srv: no \\x1b[31mmemory\\x1b[0m for \\x9bx. "
+        "For less memory, start it again with a smaller --ctx-size (-c), fewer --gpu-layers or a smaller quantisation."
     )
 
 
