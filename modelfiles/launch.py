@@ -14,11 +14,13 @@ SCHEMA = "dflash2.command/1"
 
 @dataclass(frozen=True)
 class Launch:
-    """How `recipe` starts `pair`. `tokens` is the number of draft tokens as that engine counts them."""
+    """How `recipe` starts `pair`. `tokens` is the number of draft tokens as that engine counts them,
+    None where the block size is not known to an engine that finds it by itself.
+    """
 
     recipe: Recipe
     pair: PairNames
-    tokens: int
+    tokens: int | None
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
 
@@ -35,7 +37,7 @@ class Launch:
             "version": self.recipe.version,
             "target": self.pair.target.text,
             "drafter": self.pair.drafter.text,
-            "block_size": self.pair.block_size,
+            "block_size": self.pair.block_size or None,
             "counts": self.recipe.counts,
             "tokens": self.tokens,
             "install": list(self.recipe.install),
@@ -51,9 +53,9 @@ def launch(recipe: Recipe, pair: PairNames) -> Launch:
     reason = recipe.obstacle(pair)
     if reason is not None:
         raise RecipeError(f"{recipe.title} cannot run {pair.target.text} with {pair.drafter.text}: {reason}.")
-    tokens = recipe.tokens(pair.block_size)
+    tokens = recipe.tokens(pair.block_size) if pair.block_size else 0
     notes = (*recipe.notes(pair), *recipe.limits, *_licence(pair))
-    return Launch(recipe, pair, tokens, recipe.steps(pair, tokens), notes)
+    return Launch(recipe, pair, tokens or None, recipe.steps(pair, tokens), notes)
 
 
 def _licence(pair: PairNames) -> tuple[str, ...]:

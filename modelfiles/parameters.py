@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-import struct
+from decimal import Decimal
 from typing import Literal, TypeAlias
 
 from dflash2.errors import ModelfileError
@@ -42,6 +43,8 @@ _FLOAT = re.compile(
     rf"[+-]?(?:inf(?:inity)?|(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[+-]?{_DIGITS})?)|nan", re.IGNORECASE
 )
 _HEX_FLOAT = re.compile(rf"[+-]?0x_?(?:{_HEX}(?:\.(?:{_HEX})?)?|\.{_HEX})p[+-]?{_DIGITS}", re.IGNORECASE)
+# The largest number of 32 bits, and halfway from it to the next power of two: what is below is rounded to the largest.
+_FLOAT32_MAX, _FLOAT32_END = (2 - 2**-23) * 2.0**127, (2 - 2**-24) * 2.0**127
 
 
 def parameter_value(name: str, text: str) -> Value:
@@ -68,14 +71,17 @@ def _float(text: str) -> float | None:
     try:
         if _FLOAT.fullmatch(text):
             value = float(bare)
-            too_large = value in (float("inf"), -float("inf")) and "inf" not in bare.lower()
+            too_large = math.isinf(value) and "inf" not in bare.lower()
+            if abs(value) == _FLOAT32_END:  # which a text just below it is rounded to, too
+                too_large = Decimal(bare).copy_abs() >= Decimal(_FLOAT32_END)
+                value = value if too_large else math.copysign(_FLOAT32_MAX, value)
         elif _HEX_FLOAT.fullmatch(text):
             value, too_large = float.fromhex(bare), False
         else:
             return None
-        struct.pack("<f", value)  # what does not fit into 32 bits is an error there too
     except OverflowError:
         return None
+    too_large = too_large or (math.isfinite(value) and abs(value) >= _FLOAT32_END)
     return None if too_large else value
 
 

@@ -8,6 +8,9 @@ from dflash2.constants import TAPPABLE_ARCHITECTURES
 from dflash2.modelfiles.recipe_pair import ModelName, PairNames
 from dflash2.modelfiles.recipe_steps import Run, run
 
+# Pairs whose conversion needs a base of the rotary embedding, and the target as a GGUF file (mask embedding).
+_TWO_BASES = frozenset({"mimo-v2.5-pro"})
+_THETA = "THETA"
 # Pairs whose drafters mix layers that are causal inside the block with layers that are not.
 _MIXED = frozenset({"qwen3.5-4b", "qwen3.6-27b", "qwen3.6-35b-a3b", "gemma-4-31b-it"})
 
@@ -15,7 +18,9 @@ _MIXED = frozenset({"qwen3.5-4b", "qwen3.6-27b", "qwen3.6-35b-a3b", "gemma-4-31b
 def obstacle(pair: PairNames) -> str | None:
     """Why llama.cpp cannot run this pair; None if nothing is known against it."""
     if pair.entry is not None:
-        return pair.entry.stock_obstacle
+        remote = pair.entry.key in _TWO_BASES and pair.target.gguf and not pair.target.local
+        needs_file = "the drafter is converted with its target's GGUF file: give TARGET as a file" if remote else None
+        return pair.entry.stock_obstacle or needs_file
     if pair.architecture is not None and pair.architecture not in TAPPABLE_ARCHITECTURES:
         return f"llama.cpp publishes no layer inputs for {pair.architecture} targets"
     if not pair.drafter.gguf and pair.target.gguf and not pair.target.local:
@@ -43,6 +48,11 @@ def notes(pair: PairNames) -> tuple[str, ...]:
         )
     if pair.entry is not None and pair.entry.converts == "with-option":
         found.append(f"dflash2-convert needs {pair.entry.conversion}.")
+    if pair.entry is not None and pair.entry.key in _TWO_BASES:
+        found.append(
+            f"{_THETA} stands for rope_theta or backbone_rotary_base of the drafter's config.json: convert with each, "
+            "and keep the one that drafts better."
+        )
     return tuple(found)
 
 
@@ -73,6 +83,7 @@ def imported(pair: PairNames) -> tuple[tuple[Run, ...], str, str]:
 def ollama_name(pair: PairNames) -> str:
     """A name for the model in Ollama: that of the target, and the method."""
     name = re.sub("[^a-z0-9._-]+", "-", pair.target.stem.lower()).strip("-._")
+    name = re.sub("-dflash2?$", "", name)  # a repository that holds both models
     return f"{name or 'model'}-dflash{'2' if pair.method == 2 else ''}"
 
 
@@ -87,7 +98,9 @@ def _drafter_file(pair: PairNames) -> tuple[tuple[Run, ...], str]:
     output = f"dflash-{_without_prefix(pair.drafter)}.gguf"
     entry = pair.entry
     arguments = [("dflash2-convert", entry.key if entry else pair.drafter.text)]
-    if entry is None or pair.target.text != entry.target:
+    if entry is not None and entry.key in _TWO_BASES:
+        arguments += [("--target", _target_file(pair)), ("--rope-theta", _THETA)]
+    elif entry is None or pair.target.text != entry.target:
         arguments.append(("--target", pair.target.text))
     if entry is not None and entry.block_size is None:
         arguments.append(("--block-size", str(pair.block_size)))

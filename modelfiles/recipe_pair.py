@@ -44,10 +44,10 @@ class ModelName:
 class PairNames:
     """A target and its drafter by name.
 
-    `block_size` counts tokens, the anchor included. `method` is 1 for DFlash and 2 for DFlash 2, `architecture` the
-    target's in GGUF; None where nothing says. `causal` says that every drafter layer is causal inside the block.
-    `entry` is the published pair that the drafter belongs to, and `subfolder` where the drafter lies inside its
-    repository. `published_gguf` names the pair's GGUF repositories.
+    `block_size` counts tokens, the anchor included; 0 where nothing says and no engine asks. `method` is 1 for DFlash
+    and 2 for DFlash 2, `architecture` the target's in GGUF; None where nothing says. `causal` says that every drafter
+    layer is causal inside the block. `entry` is the published pair that the drafter belongs to, and `subfolder` where
+    the drafter lies inside its repository. `published_gguf` names the pair's GGUF repositories.
     """
 
     target: ModelName
@@ -65,10 +65,13 @@ class PairNameError(RecipeError):
     """The names do not say a pair: one stands for no model, or nothing says the block size."""
 
 
-def pair_names(target: str, drafter: str | None = None, *, block_size: int | None = None) -> PairNames:
+def pair_names(
+    target: str, drafter: str | None = None, *, block_size: int | None = None, counted: bool = True
+) -> PairNames:
     """The pair that `target` and `drafter` name; without `drafter`, the published pair called `target`.
 
-    Each may be a local path, a Hub id or a published pair's name. `block_size` goes before what is on record.
+    Each may be a local path, a Hub id or a published pair's name. `block_size` goes before what is on record;
+    an engine for which nothing is `counted` needs none.
 
     Raises:
         PairNameError: a name that is none of these, or a block size that is not known.
@@ -86,7 +89,7 @@ def pair_names(target: str, drafter: str | None = None, *, block_size: int | Non
         if not model.text.isprintable() or model.text.startswith("-"):
             raise RecipeError(f"{model.text!r} cannot stand in a command: rename it, or give another path to it.")
     block_size = names.block_size if block_size is None else block_size
-    if not block_size:
+    if not block_size and counted:
         raise PairNameError(f"nothing here says the block size of {names.drafter.text}; give --block-size N.")
     return replace(names, block_size=block_size)
 

@@ -247,6 +247,7 @@ RECIPES = (
         obstacle=checkpoints.obstacle,
         notes=_ollama_mlx_notes,
         limits=(
+            "Ollama's MLX engine wires DFlash for Laguna targets only.",
             "The depth adapts by itself, up to block size - 1; PARAMETER draft_num_predict is ignored.",
             "Targets quantised for MLX gain up to a block of 5, no more: their matrix products are slow on more rows.",
             "The server must be on this machine, and both folders must hold real files (`hf download --local-dir`).",

@@ -30,6 +30,10 @@ _LOG_LINE = re.compile(r"^[\d.]+ ([A-Z]) +(.*)$")
 _TELLING = re.compile(r"error|fail|assert|abort|invalid|unknown|cannot|couldn't", re.IGNORECASE)
 # Said in every start with a drafter, while memory is measured.
 _HARMLESS = ("during memory fitting", "common_fit_params")
+_MEMORY = re.compile(r"memory|\balloc", re.IGNORECASE)
+_LESS_MEMORY = (
+    "For less memory, start it again with a smaller --ctx-size (-c), fewer --gpu-layers or a smaller quantisation."
+)
 _SAID = "Its last lines:"
 
 
@@ -109,7 +113,9 @@ class ServerProcess:
         """
         while not self._stop.count:
             if self.ended is not None:
-                raise ServerError(f"{self._name} ended while it was starting ({self.ended}): {self._why()}.")
+                why = "killed from outside, mostly for lack of memory" if self._was_killed else self._why()
+                advice = f" {_LESS_MEMORY}" if self._was_killed or _MEMORY.search(why) else ""
+                raise ServerError(f"{self._name} ended while it was starting ({self.ended}): {why}.{advice}")
             if _is_healthy(address):
                 return True
             self._pause()
@@ -168,12 +174,13 @@ class ServerProcess:
         telling = (_trouble(line) for line in said)
         return next((line for line in telling if line), said[-1]).strip().rstrip(".")
 
+    @property
+    def _was_killed(self) -> bool:
+        return self._process.poll() == -getattr(signal, "SIGKILL", 9)
+
     def _advice(self) -> str:
-        if self._process.poll() == -getattr(signal, "SIGKILL", 9):
-            return (
-                "It was killed from outside, mostly for lack of memory: start it again with a smaller --ctx-size, "
-                "fewer --gpu-layers or a smaller quantisation."
-            )
+        if self._was_killed:
+            return f"It was killed from outside, mostly for lack of memory. {_LESS_MEMORY}"
         return "Start it again; if that repeats itself, --depth 1 or another build (`dflash2 build`) shows what it is."
 
 

@@ -27,6 +27,10 @@ _MIB = 1 << 20
 _HOST, _PORT, _ALIAS = "--host", "--port", ("--alias", "-a")
 # llama-server's default margin of --fit, MiB: it measures the target alone and leaves the drafter out.
 _MARGIN = 1024
+_MODEL = frozenset(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"))
+_DRAFTER = frozenset(
+    ("-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
+)
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -153,6 +157,22 @@ def _free_port(host: str, port: int) -> int:
         raise ServerError(f"no server can listen at {host}:{port}: {error.strerror or error}.") from error
     except OverflowError as error:
         raise OptionError(f"the port {port} is too large; give 0 to 65535.") from error
+
+
+def undone_by(forwarded: Sequence[str]) -> tuple[str, ...]:
+    """A sentence for each forwarded option that sets aside the pair that was checked, or its drafting."""
+    found = []
+    for name, value in pairwise((*forwarded, "")):
+        option = printable(f"{name} {value}".strip())
+        if name in _MODEL:
+            found.append(f"{option} replaces the target, and nothing was checked of the new one; give it as TARGET.")
+        elif name in _DRAFTER:
+            found.append(f"{option} replaces the drafter, and nothing was checked of the new one; give it as DRAFTER.")
+        elif name == "--spec-draft-n-max" and value and not value.strip("+-0"):
+            found.append(f"{option} turns drafting off; leave it out, or say --depth before the --.")
+        elif name == "--spec-type" and value.strip() != "draft-dflash":
+            found.append(f"{option} can turn DFlash drafting off or mix it with another kind; leave it out.")
+    return tuple(found)
 
 
 def is_loopback(host: str) -> bool:

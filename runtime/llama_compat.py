@@ -310,6 +310,7 @@ class DFlashLlama(LlamaCalls):
 def _add_rpc_servers(endpoints: str | Sequence[str] | None, llama_kwargs: dict[str, Any]) -> tuple[str, ...]:
     """The endpoints, whose devices are there now; layers go to them unless `llama_kwargs` say otherwise."""
     named = tuple(endpoints.split(",") if isinstance(endpoints, str) else endpoints or ())
+    native.check_distinct(named)
     for endpoint in named:
         native.add_rpc_server(endpoint)
     if named:

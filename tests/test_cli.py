@@ -185,3 +185,25 @@ def test_demo_shows_equal_tokens_and_the_speedup_as_l_over_c():
 
 def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")] if line.startswith("│") else []
+
+
+# Ends as the program does when Ctrl-C comes while the module of that name is being imported.
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from dflash2.cli import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "numpy", "dflash2.commands.serve", "dflash2.modelfiles.serving"])
+def test_an_interrupt_while_it_is_imported_ends_quietly(module):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

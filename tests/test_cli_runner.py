@@ -74,6 +74,13 @@ def test_restoring_after_an_upgrade_says_what_stays(prefix, patched):
     assert rows(undone.stdout)["state"] == "not installed"
 
 
+def test_a_link_is_told_as_the_folder_behind_it(prefix, patched, tmp_path):
+    (tmp_path / "link").symlink_to(prefix / "lib" / "ollama")
+    install(prefix / "lib" / "ollama", patched.server)
+    said = rows(run("dflash2", "ollama", "runner", "status", "--folder", tmp_path / "link").stdout)
+    assert (said["folder"], said["state"]) == (str(prefix / "lib" / "ollama"), "installed")
+
+
 def test_a_refused_server_is_one_sentence(prefix):
     result = run("dflash2", "ollama", "runner", "install", "--folder", prefix / "lib" / "ollama", "--server", "/bin/ls")
     assert (result.returncode, result.stdout) == (1, "")

@@ -265,6 +265,10 @@ def test_typed_parameters_are_those_of_create():
     assert (file.value("num_ctx"), file.value("draft")) == ("8", None)
 
 
+# What 32 bits hold at most, and halfway to the next power of two, where Go begins to refuse.
+FLOAT32_MAX, FLOAT32_END = (2 - 2**-23) * 2.0**127, 2**128 - 2**103
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -278,6 +282,9 @@ def test_typed_parameters_are_those_of_create():
         ("temperature", "0.7 # hot", "invalid float value [0.7 # hot]"),
         ("temperature", "1e39", "invalid float value [1e39]"),
         ("temperature", "1e999", "invalid float value [1e999]"),
+        ("temperature", "-3.4028235677973367e38", "invalid float value [-3.4028235677973367e38]"),
+        ("temperature", f"{FLOAT32_END}", f"invalid float value [{FLOAT32_END}]"),
+        ("temperature", "0x1.ffffffp127", "invalid float value [0x1.ffffffp127]"),
         ("use_mmap", "yes", "invalid bool value [yes]"),
         ("", "num_ctx 1", "unknown parameter ''"),
         ("NUM_CTX", "1", "unknown parameter 'NUM_CTX'"),
@@ -306,7 +313,14 @@ def test_whole_numbers(text, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1_0.5e1", 105.0), ("1.", 1.0), ("-Inf", float("-inf")), ("1e-60", 1e-60), ("0X_1P+1", 2.0)]
+    ("text", "value"),
+    [
+        *(("1_0.5e1", 105.0), ("1.", 1.0), ("-Inf", float("-inf")), ("1e-60", 1e-60), ("0X_1P+1", 2.0)),
+        ("-3.4028235677973366e38", -FLOAT32_MAX),  # below halfway, although it is halfway in 64 bits
+        (f"{FLOAT32_END - 1}.9", FLOAT32_MAX),
+        ("3.40282356e38", 3.40282356e38),
+        ("nan", pytest.approx(float("nan"), nan_ok=True)),
+    ],
 )
 def test_fractions(text, value):
     assert model(("temperature", text)).parameters == {"temperature": value}

@@ -251,6 +251,19 @@ def test_a_library_without_rpc_says_so():
         native.add_rpc_server("127.0.0.1:50052")
 
 
+@pytest.mark.parametrize(
+    "endpoints",
+    [("127.0.0.1:50052", "localhost:50052"), ("localhost:50052", "localhost:50052"), ("0.0.0.0:1", "a:2", "127.1:1")],
+)
+def test_one_rpc_server_under_two_names_is_refused(endpoints):
+    with pytest.raises(NativeError, match=f"^{endpoints[0]} and {endpoints[-1]} are the same RPC server"):
+        native.check_distinct(endpoints)
+
+
+def test_rpc_servers_of_other_ports_or_unknown_machines_are_others():
+    native.check_distinct(("127.0.0.1:1", "localhost:2", "127.0.0.2:1", "no.such.host.invalid:1", "localhost:x", ""))
+
+
 def test_support_of_the_pinned_library_is_complete():
     found = native.support()
     assert (found.version, found.missing, found.drafters) == (LLAMA_CPP_PYTHON_VERSION, (), 2)

@@ -347,6 +347,28 @@ def test_a_program_that_is_gone_is_put_back_from_what_was_kept(folder, server):
     assert who(folder) == "original"
 
 
+def test_a_link_to_the_folder_is_the_folder(folder, server, tmp_path):
+    before = snapshot(folder.parent)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert install(link, server).folder == folder
+    assert runner_status(folder).state == runner_status(link).state == "installed"
+    assert not (tmp_path / "link.dflash2").exists()
+    # Ollama's variables may name the link; a folder that is no link to Ollama's stays.
+    other = tmp_path / "other"
+    other.mkdir()
+    environment = {**os.environ, "LD_LIBRARY_PATH": f"{link}:{link}/cuda_v13:{other}:{link}/."}
+    (folder / "cuda_v13").mkdir()
+    drafting = Path(runner_status(link).server)
+    witness(drafting, "drafting")
+    told = started(link / "llama-server", *DRAFTING, env=environment)
+    assert told.who == "drafting"
+    assert told.environment[b"LD_LIBRARY_PATH"] == os.fsencode(f"{drafting.parent}:{other}")
+    (folder / "cuda_v13").rmdir()
+    restore(link)
+    assert snapshot(folder.parent) == before
+
+
 def test_a_link_in_its_place_comes_back_as_a_link(folder, server, tmp_path):
     elsewhere = tmp_path / "cellar"
     elsewhere.mkdir()

@@ -1,6 +1,7 @@
 """Launch recipes of all engines: the exact commands, what they count, which pairs they refuse, and their quoting."""
 
 import json
+import re
 import shlex
 import subprocess
 
@@ -147,6 +148,37 @@ def test_pair_that_an_engine_cannot_run_is_refused_with_the_reason(engine, pair,
         launched(engine, pair)
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "ollama"])
+def test_conversion_of_every_published_pair_has_the_options_that_it_needs(engine):
+    needed = {}
+    for one in converter.availability():
+        if one.entry.converts != "with-option":
+            continue
+        block_size = None if one.entry.block_size else 8
+        convert = launched(engine, one.entry.key, block_size=block_size).steps[0].argv
+        needed[one.entry.key] = set(re.findall(r"--[a-z-]+", one.entry.conversion))
+        assert needed[one.entry.key] <= set(convert), convert
+    assert needed == {
+        "mimo-v2.5-pro": {"--rope-theta", "--target"},
+        "nemotron-3.5-lightning-30b-a3b": {"--block-size"},
+    }
+
+
+def test_command_of_a_drafter_with_two_rope_bases_says_what_to_fill_in():
+    said = invoke("llama.cpp", "mimo-v2.5-pro", "--command-only").output
+    assert said.startswith(
+        "dflash2-convert mimo-v2.5-pro \\\n    --target MiMo-V2.5-Pro-FP4-DFlash.gguf \\\n    --rope-theta THETA \\\n"
+    )
+    notes = " ".join(launched("llama.cpp", "mimo-v2.5-pro").notes)
+    assert "MiMo-V2.5-Pro-FP4-DFlash.gguf is your GGUF file" in notes
+    assert "THETA stands for rope_theta or backbone_rotary_base" in notes
+
+
+def test_drafter_that_needs_its_targets_gguf_is_not_given_a_repository():
+    with pytest.raises(RecipeError, match="converted with its target's GGUF file: give TARGET as a file"):
+        launched("llama.cpp", "someone/MiMo-GGUF", "mimo-v2.5-pro")
+
+
 @pytest.mark.parametrize("pair", PUBLISHED)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_script_is_what_its_steps_say(engine, pair):
@@ -241,6 +273,33 @@ def test_unknown_block_size_has_to_be_given():
     found = launched("llama.cpp", "nemotron-3.5-lightning-30b-a3b", block_size=6)
     assert found.steps[0].argv[:4] == ("dflash2-convert", "nemotron-3.5-lightning-30b-a3b", "--block-size", "6")
     assert "5" in found.steps[1].argv
+
+
+def test_engine_that_adapts_by_itself_asks_for_no_block_size():
+    said = invoke("ollama-mlx", "a/target", "b/drafter")
+    assert said.exit_code == 0, said.output
+    assert "as of 0.33.0-rc2: up to block size - 1 draft tokens, at most" in said.output
+    record = json.loads(invoke("ollama-mlx", "nemotron-3.5-lightning-30b-a3b", "--json").output)
+    assert (record["block_size"], record["tokens"]) == (None, None)
+    assert invoke("sglang", "a/target", "b/drafter").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "pair", "name"),
+    [
+        ("ollama-mlx", "mimo-v2.5-pro", "mimo-v2.5-pro-fp4-dflash"),
+        ("ollama", "mimo-v2.5-pro", "mimo-v2.5-pro-fp4-dflash"),
+        ("ollama-mlx", "laguna-xs-2.1", "laguna-xs-2.1-dflash"),
+    ],
+)
+def test_name_in_ollama_says_the_method_once(engine, pair, name):
+    found = launched(engine, pair)
+    assert found.steps[-1].argv == ("ollama", "run", name)
+    assert found.steps[-2].argv[:3] == ("ollama", "create", name)
+
+
+def test_limits_of_mlx_name_the_targets_that_it_drafts_for():
+    assert any("Laguna targets only" in note for note in launched("ollama-mlx", "qwen3.8-27b").notes)
 
 
 def test_drafter_whose_config_names_no_block_size(tmp_path):

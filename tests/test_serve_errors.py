@@ -132,7 +132,8 @@ def test_a_server_that_is_none(refused, tmp_path):
 def test_a_server_that_dies_at_start_is_quoted_harmlessly(patched, refused, script):
     dying = script(DYING.format(server=patched.server))
     assert refused("--server", dying) == (
-        "error: llama-server ended while it was starting (exit status 3): srv: no \\x1b[31mmemory\\x1b[0m for \\x9bx."
+        "error: llama-server ended while it was starting (exit status 3): srv: no \\x1b[31mmemory\\x1b[0m for \\x9bx. "
+        "For less memory, start it again with a smaller --ctx-size (-c), fewer --gpu-layers or a smaller quantisation."
     )
 
 
@@ -154,6 +155,18 @@ def test_rpc_needs_a_server_with_it(patched, refused, script):
     without = script(WITHOUT_RPC.format(server=patched.server))
     said = refused("--server", without, "--rpc", "127.0.0.1:1")
     assert said == f"error: {without} (as given) was built without RPC."
+
+
+def test_what_sets_the_drafter_aside_is_noted_before_anything_is_loaded(tmp_path):
+    done = run("dflash2", "serve", tmp_path / "none.gguf", tmp_path / "none", "--", "--spec-draft-n-max", "0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("note: --spec-draft-n-max 0 turns drafting off; ")
+
+
+def test_one_rpc_server_under_two_names(refused):
+    assert refused("--rpc", "127.0.0.1:50052,localhost:50052") == (
+        "error: 127.0.0.1:50052 and localhost:50052 are the same RPC server, which can be used once; leave one out."
+    )
 
 
 def test_rpc_of_another_machine_needs_a_flag(refused):

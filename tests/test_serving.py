@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from dflash2.errors import ServerError
 from dflash2.gguf_info import read_gguf_info
 from dflash2.modelfiles import ModelFile, Pair
 from dflash2.modelfiles.llama_server import ServerProgram
-from dflash2.modelfiles.serving import Address, ServeOptions, command_line, is_loopback
+from dflash2.modelfiles.server_process import ServerProcess, StopRequest
+from dflash2.modelfiles.serving import Address, ServeOptions, command_line, is_loopback, undone_by
 
 PATCHED = ServerProgram(Path("/bin/llama-server"), "patched build, cuda", patched=True, couples=True, fits=True)
 STOCK = ServerProgram(Path("/bin/llama-server"), "on PATH", patched=False, couples=False, fits=False)
@@ -69,6 +71,28 @@ def test_servers_of_devices_come_before_all_that_names_devices(pair):
 
 
 @pytest.mark.parametrize(
+    ("forwarded", "said"),
+    [
+        (("--spec-type", "none"), "--spec-type none can turn DFlash drafting off"),
+        (("--spec-type", "draft-dflash,ngram-mod"), "--spec-type draft-dflash,ngram-mod can turn DFlash"),
+        (("--spec-draft-n-max", "0"), "--spec-draft-n-max 0 turns drafting off"),
+        (("-m", "other.gguf"), "-m other.gguf replaces the target"),
+        (("--threads", "2", "-md", "a\x1b.gguf"), "-md a"),
+        (("-hfd", "a/b"), "-hfd a/b replaces the drafter"),
+    ],
+)
+def test_forwarded_options_that_set_the_pair_or_its_drafting_aside_are_named(forwarded, said):
+    (sentence,) = undone_by(forwarded)
+    assert sentence.startswith(said)
+    assert sentence.isprintable()
+
+
+def test_other_forwarded_options_pass_in_silence():
+    kept = ("--spec-draft-n-max", "10", "--spec-type", "draft-dflash", "--mlock", "-c", "4096", "--port", "0")
+    assert undone_by(kept) == undone_by(()) == ()
+
+
+@pytest.mark.parametrize(
     ("hosts", "private", "url"),
     [
         ("127.0.0.1", True, "http://127.0.0.1:1"),
@@ -82,6 +106,31 @@ def test_servers_of_devices_come_before_all_that_names_devices(pair):
 def test_an_address_says_who_reaches_it_and_how_we_do(hosts, private, url):
     address = Address(hosts, 1)
     assert (address.is_private, address.url) == (private, url)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("kill -9 $$", "(by SIGKILL): killed from outside, mostly for lack of memory. "),
+        ("echo '0.00.1 E ggml: failed to allocate buffer'; exit 1", "ggml: failed to allocate buffer. "),
+    ],
+)
+def test_a_server_that_runs_out_of_memory_while_it_loads_is_told_what_to_lower(script, said):
+    with (
+        ServerProcess(["/bin/sh", "-c", script], stop=StopRequest()) as process,
+        pytest.raises(ServerError) as caught,
+    ):
+        process.wait_until_ready(Address("127.0.0.1", 1))
+    assert f"{said}For less memory, start it again with a smaller --ctx-size (-c), " in str(caught.value)
+
+
+def test_a_server_that_fails_otherwise_is_not_told_to_save_memory():
+    script = "echo 'error: invalid argument: --nope'; exit 1"
+    with (
+        ServerProcess(["/bin/sh", "-c", script], stop=StopRequest()) as process,
+        pytest.raises(ServerError, match=r"\(exit status 1\): error: invalid argument: --nope\.$"),
+    ):
+        process.wait_until_ready(Address("127.0.0.1", 1))
 
 
 @pytest.mark.parametrize(

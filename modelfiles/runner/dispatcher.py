@@ -57,9 +57,13 @@ dflash2_without_ollama() {{
         dflash2_entry=${{dflash2_rest%%:*}}
         dflash2_rest=${{dflash2_rest#*:}}
         case $dflash2_entry in
-            ''|{ollama}) ;;
-            *) dflash2_list=$dflash2_list${{dflash2_list:+:}}$dflash2_entry ;;
+            ''|{ollama}|{ollama}/*) continue ;;
         esac
+        # Ollama may call its folder by a symbolic link.
+        if [ "$dflash2_entry" -ef {ollama} ] || [ "$dflash2_entry/.." -ef {ollama} ]; then
+            continue
+        fi
+        dflash2_list=$dflash2_list${{dflash2_list:+:}}$dflash2_entry
     done
 }}
 
@@ -77,16 +81,14 @@ exec "$dflash2_server" "$@"
 
 
 def dispatcher(program: Path, original: Path, server: Path) -> bytes:
-    """The script at `program` that chooses between `original` beside it and `server`; paths are absolute."""
-    ollama = {str(program.parent), str(program.parent.resolve())}
-    patterns = [pattern for name in sorted(ollama) for pattern in (shlex.quote(name), f"{shlex.quote(name)}/*")]
+    """The script at `program` that chooses between `original` beside it and `server`; no path has links."""
     text = _SCRIPT.format(
         mark=_MARK.decode(),
         program=shlex.quote(str(program)),
         original=shlex.quote(str(original)),
         server=shlex.quote(str(server)),
         libraries=shlex.quote(str(server.parent)),
-        ollama="|".join(patterns),
+        ollama=shlex.quote(str(program.parent)),
     )
     return os.fsencode(text)
 

@@ -22,7 +22,7 @@ class Places:
     """The files of one installation, of which none need be there.
 
     Attributes:
-        folder: Ollama's folder of libraries, absolute.
+        folder: Ollama's folder of libraries, without symbolic links: one folder has one state, whatever it is called.
         program: the `llama-server` that Ollama runs.
         original: where Ollama's own is kept while the dispatcher is at `program`.
         partial: a file that is being written.
@@ -31,7 +31,7 @@ class Places:
     """
 
     def __init__(self, folder: Path):
-        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 (keeps links, which Ollama's variables may name)
+        self.folder = folder.resolve()
         self.program = self.folder / _SERVER
         self.original = self.folder / f"{_SERVER}.ollama"
         self.partial = self.folder / f"{_SERVER}.dflash2-partial"

@@ -10,21 +10,24 @@ import sys
 import threading
 from types import FrameType
 
-import click
+try:
+    import click
 
-from dflash2 import __version__
-from dflash2.commands.command import command as engine_command
-from dflash2.commands.convert import convert
-from dflash2.commands.converter import check, inspect, list_pairs, upgrade
-from dflash2.commands.demo import demo
-from dflash2.commands.modelfile import modelfile
-from dflash2.commands.ollama import ollama
-from dflash2.commands.patches import build, doctor, patch
-from dflash2.commands.runtime import run
-from dflash2.commands.serve import serve
-from dflash2.commands.terminal import HELP, errors
-from dflash2.commands.verify import verify
-from dflash2.errors import Dflash2Error
+    from dflash2 import __version__
+    from dflash2.commands.command import command as engine_command
+    from dflash2.commands.convert import convert
+    from dflash2.commands.converter import check, inspect, list_pairs, upgrade
+    from dflash2.commands.demo import demo
+    from dflash2.commands.modelfile import modelfile
+    from dflash2.commands.ollama import ollama
+    from dflash2.commands.patches import build, doctor, patch
+    from dflash2.commands.runtime import run
+    from dflash2.commands.serve import serve
+    from dflash2.commands.terminal import HELP, errors
+    from dflash2.commands.verify import verify
+    from dflash2.errors import Dflash2Error
+except KeyboardInterrupt:  # what they import takes seconds on a slow machine
+    sys.exit(130)
 
 
 def _call(command: click.Command) -> None:

@@ -47,7 +47,7 @@ def command(
     (owner/name), folders, GGUF files or names of published pairs. Nothing is fetched or run.
     """
     try:
-        pair = modelfiles.pair_names(target, drafter, block_size=block_size)
+        pair = modelfiles.pair_names(target, drafter, block_size=block_size, counted=engine.counts != "by itself")
     except modelfiles.PairNameError as error:
         raise click.UsageError(str(error)) from None
     found = modelfiles.launch(engine, pair)
@@ -61,7 +61,8 @@ def command(
         return
     console.print()
     heading = f"{engine.title} ({engine.runs_on}), as of {engine.version}"
-    console.print(f"{heading}: {found.tokens} draft tokens, {_COUNTS[engine.counts]}", markup=False, soft_wrap=True)
+    number = "up to block size - 1" if found.tokens is None else str(found.tokens)
+    console.print(f"{heading}: {number} draft tokens, {_COUNTS[engine.counts]}", markup=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"- {note}", markup=False, soft_wrap=True)
 

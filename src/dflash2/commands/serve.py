@@ -102,6 +102,8 @@ def serve(
     if in_python and (server is not None or forwarded or named["parallel"] > 1):
         raise click.UsageError("--python takes neither --server, --parallel nor options of llama-server.")
     endpoints = _endpoints(rpc, allowed=rpc_insecure)
+    for sentence in serving.undone_by(forwarded):
+        errors.print(f"note: {sentence}", style="yellow", markup=False, soft_wrap=True)
     wishes = {field.name: named.pop(field.name) for field in fields(ServeOptions) if field.name in named}
     options = ServeOptions(rpc=endpoints, forwarded=forwarded, **wishes)
     pair = ready_pair(**named)
@@ -115,6 +117,7 @@ def _endpoints(rpc: str | None, *, allowed: bool) -> tuple[str, ...]:
     if rpc is None:
         return ()
     endpoints = serving.rpc_endpoints(rpc)
+    native.check_distinct(endpoints)
     foreign = [endpoint for endpoint in endpoints if not serving.is_loopback(endpoint.partition(":")[0])]
     if foreign and not allowed:
         raise OptionError(

@@ -22,7 +22,7 @@ from dflash2.native.options import AttentionOptions, ContextOptions, Outputs, Pl
 from dflash2.native.parent_death import dies_with_parent
 from dflash2.native.probe import Support, counters, knows_architecture, support
 from dflash2.native.quantize import quantize_gguf
-from dflash2.native.rpc import add_rpc_server, check_rpc_server
+from dflash2.native.rpc import add_rpc_server, check_distinct, check_rpc_server
 from dflash2.native.sampler import CUSTOM, Candidates, SamplerChain, TokenArray, top_candidates
 from dflash2.native.taps import final_tap_architectures, tappable_architectures
 from dflash2.native.tokenizer import Tokenizer
@@ -49,6 +49,7 @@ __all__ = [
     "TokenArray",
     "Tokenizer",
     "add_rpc_server",
+    "check_distinct",
     "check_rpc_server",
     "counters",
     "device_names",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
+from collections.abc import Sequence
 
 from dflash2.errors import NativeError
 from dflash2.native.devices import ggml
@@ -22,9 +23,11 @@ def add_rpc_server(endpoint: str) -> tuple[str, ...]:
     """Names of the devices that the server at `endpoint` ("host:port") lends; models can be put on them from now on.
 
     llama.cpp uses them as it uses GPUs: also those who name no device. A server that was added before is not added
-    again. Raises NativeError if the library in use has no RPC, or if nobody answers there who speaks its protocol.
+    again. Raises NativeError if the library in use has no RPC, if nobody answers there who speaks its protocol, or if
+    that server was added under another name.
     """
     if endpoint not in _lent:
+        check_distinct((*_lent, endpoint))
         _lent[endpoint] = _add(endpoint)
     return _lent[endpoint]
 
@@ -51,6 +54,31 @@ def _add(endpoint: str) -> tuple[str, ...]:
     library.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
     lent = (library.ggml_backend_reg_dev_get(server, i) for i in range(library.ggml_backend_reg_dev_count(server)))
     return tuple(library.ggml_backend_dev_name(device).decode() for device in lent)
+
+
+def check_distinct(endpoints: Sequence[str]) -> None:
+    """Raise NativeError if two endpoints are one server, which answers one client alone: the second would wait forever.
+
+    Names are resolved as ggml resolves them, to IPv4; one that cannot be is left to `check_rpc_server`.
+    """
+    seen: dict[tuple[str, int], str] = {}
+    for endpoint in endpoints:
+        for address in _addresses(endpoint):
+            if address in seen:
+                raise NativeError(
+                    f"{seen[address]} and {endpoint} are the same RPC server, which can be used once; leave one out."
+                )
+        seen.update(dict.fromkeys(_addresses(endpoint), endpoint))
+
+
+def _addresses(endpoint: str) -> set[tuple[str, int]]:
+    """IPv4 address and port of each place that `endpoint` leads to; 0.0.0.0 leads to this machine."""
+    host, _, port = endpoint.partition(":")
+    try:
+        found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, OverflowError, ValueError):
+        return set()
+    return {(str(place[0]).replace("0.0.0.0", "127.0.0.1"), int(place[1])) for *_, place in found}
 
 
 def check_rpc_server(endpoint: str) -> None:
