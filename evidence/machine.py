@@ -7,6 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from dflash2.native import Device, devices
 
 
@@ -33,6 +35,17 @@ def this_machine() -> Machine:
         system=platform.platform(terse=True),
         devices=tuple(device for device in devices() if device.offloads),
     )
+
+
+def peak_memory_bytes() -> int:
+    """The most memory of this process that was resident at once, weights mapped from files included."""
+    info = psutil.Process().memory_info()
+    if hasattr(info, "peak_wset"):  # Windows
+        return int(info.peak_wset)
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _processor() -> str:
