@@ -29,7 +29,7 @@ class DraftStats:
         drafted_at: `drafted_at[i]` cycles verified one there.
         at_depth: `at_depth[d]` cycles verified d draft tokens; `at_depth[0]` tokens came without drafts.
         reached_at: `reached_at[i]` cycles verified the draft token of block row i + 1 and accepted all before it.
-        seconds: wall time per stage; `host` is what happens between tokens outside this package's calls.
+        seconds: wall time per stage; `host` is the caller's time between tokens, and choosing the depth.
         prompt_tokens: tokens evaluated outside cycles, prefixes taken from the cache excluded.
         prompt_seconds: wall time of that, injection included.
     """

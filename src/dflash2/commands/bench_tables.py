@@ -34,7 +34,8 @@ def show_measured(measured: Measured, memory_bytes: int | None) -> None:
     interval = one.paired_speedup()
     console.print(
         f"L: tokens per verify pass. c(w): time of a cycle over that of a token without drafting. In brackets: the "
-        f"interval of the median over {interval.n} prompts at {interval.confidence:.1%} confidence, of no assumed distribution.",
+        f"interval of the median over {interval.n} prompts at {interval.confidence:.1%} confidence, whatever their "
+        "distribution.",
         markup=False,
     )
     _show_acceptance(benches)
