@@ -12,7 +12,7 @@ from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest,
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling, opened
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
 from dflash2.evidence.intervals import MedianInterval, median_interval
-from dflash2.evidence.machine import Machine, peak_memory_bytes, this_machine
+from dflash2.evidence.machine import Machine, Memory, memory_taken, this_machine
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
@@ -55,6 +55,7 @@ __all__ = [
     "Machine",
     "Measured",
     "MedianInterval",
+    "Memory",
     "ModelFile",
     "Prompt",
     "PromptRuns",
@@ -76,9 +77,9 @@ __all__ = [
     "file_prompts",
     "measure",
     "median_interval",
+    "memory_taken",
     "model_files",
     "opened",
-    "peak_memory_bytes",
     "read_result",
     "scaled_target",
     "texts",

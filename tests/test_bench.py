@@ -197,7 +197,7 @@ def test_the_command_measures_writes_and_compares(target_path, exact_drafters, t
         (name, prompt) for name in (PLAIN, *names) for prompt in ("code-1", "chat-1")
     ]
     assert all(row["equal"] and 2 <= row["tokens"] <= 24 for row in runs)
-    assert result.summary["peak_memory_bytes"] > target_path.stat().st_size
+    assert result.summary["memory"]["peak_resident_bytes"] > target_path.stat().st_size
     compared = runner.invoke(cli, ["bench", "compare", *map(str, outputs)])
     assert compared.exit_code == 0, compared.output
     assert all(name in compared.output for name in (PLAIN, *names)) and "warning" not in compared.output

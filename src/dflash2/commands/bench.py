@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ class _Pair:
 def run(target: Path | None, drafter: Path | None, url: str | None, **options: Any) -> None:
     """Measure the pair TARGET, DRAFTER (GGUF) against TARGET alone: tokens/s, accepted length, cost of a cycle."""
     from dflash2 import evidence
+    from dflash2.native import device_bytes_in_use
 
     if (url is None) == (target is None or drafter is None):
         raise click.UsageError("give TARGET and DRAFTER, or --url of a running llama-server.")
@@ -68,17 +69,17 @@ def run(target: Path | None, drafter: Path | None, url: str | None, **options: A
         raise click.UsageError("--reference-url needs --url.")
     if url is not None and (options["also"] or options["depths"] != (None,)):
         raise click.UsageError("a server's drafter and depth are chosen when it is started: no --also, no --depth.")
-    prompts = chosen_prompts(options)
+    prompts, before = chosen_prompts(options), device_bytes_in_use()
     opened = _files(target, drafter, options) if url is None else _servers(url, options)
     with opened as pair:
         measured = _measure(pair, prompts, options)
         about = pair.reference.engine.about() if url is None else pair.variants[0].engine.about()
-        memory = evidence.peak_memory_bytes() if url is None else None
+        memory = evidence.memory_taken(before) if url is None else None
     show_measured(measured, memory)
     if options["output"]:
         left_out = ("output", "file", "also")
         conditions = {name: value for name, value in options.items() if name not in left_out}
-        summary = {"left_out": list(measured.left_out), "peak_memory_bytes": memory}
+        summary = {"left_out": list(measured.left_out), "memory": None if memory is None else asdict(memory)}
         rows = evidence.bench_rows(measured, prompts)
         models = evidence.model_files(**pair.models)
         evidence.write_result(evidence.Result("bench", about, models, conditions, rows, summary), options["output"])

@@ -11,10 +11,10 @@ from rich.text import Text
 from dflash2.commands.terminal import cell, console, errors
 
 if TYPE_CHECKING:
-    from dflash2.evidence import Bench, BenchComparison, Measured, MedianInterval
+    from dflash2.evidence import Bench, BenchComparison, Measured, MedianInterval, Memory
 
 
-def show_measured(measured: Measured, memory_bytes: int | None) -> None:
+def show_measured(measured: Measured, memory: Memory | None) -> None:
     """Speed, accepted length and cost of a cycle of every variant; acceptance per position; where the time goes."""
     benches = measured.benches
     one = next(iter(benches.values()))
@@ -40,8 +40,11 @@ def show_measured(measured: Measured, memory_bytes: int | None) -> None:
     )
     _show_acceptance(benches)
     _show_stages(benches)
-    if memory_bytes is not None:
-        console.print(f"peak memory of this process: {memory_bytes / 1e6:.0f} MB")
+    if memory is not None:
+        of_devices = "".join(f", {name}: {taken / 1e6:.0f} MB" for name, taken in memory.device_bytes.items())
+        console.print(
+            f"peak memory of this process: {memory.peak_resident_bytes / 1e6:.0f} MB{of_devices}", markup=False
+        )
     if measured.left_out:
         console.print(f"left out, too long or too short: {', '.join(measured.left_out)}", markup=False)
 
