@@ -5,12 +5,14 @@ gives, `exactness` rows evaluated together with rows evaluated one by one. `benc
 a copy of a small target that costs what a real one costs.
 """
 
-from dflash2.evidence.bench import Bench, PromptRuns, bench
+from dflash2.evidence.bench import Bench, Measured, PromptRuns, Variant, bench, measure
+from dflash2.evidence.compare import PLAIN, BenchComparison, Change, bench_rows, compare_benches
 from dflash2.evidence.datasets import dataset_prompts, file_prompts
 from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest, check_distribution
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling, opened
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
-from dflash2.evidence.machine import Machine, this_machine
+from dflash2.evidence.intervals import MedianInterval, median_interval
+from dflash2.evidence.machine import Machine, Memory, memory_taken, this_machine
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
@@ -36,10 +38,13 @@ __all__ = [
     "GREEDY",
     "IN_PROCESS",
     "OVER_URL",
+    "PLAIN",
     "STYLES",
     "Bench",
+    "BenchComparison",
     "Break",
     "Candidate",
+    "Change",
     "Comparison",
     "Difference",
     "DistributionTest",
@@ -48,6 +53,9 @@ __all__ = [
     "Judgement",
     "LlamaServerEngine",
     "Machine",
+    "Measured",
+    "MedianInterval",
+    "Memory",
     "ModelFile",
     "Prompt",
     "PromptRuns",
@@ -56,14 +64,20 @@ __all__ = [
     "Run",
     "Sampling",
     "Setting",
+    "Variant",
     "Verification",
     "Width",
     "bench",
+    "bench_rows",
     "builtin_prompts",
     "check_distribution",
+    "compare_benches",
     "dataset_prompts",
     "exactness",
     "file_prompts",
+    "measure",
+    "median_interval",
+    "memory_taken",
     "model_files",
     "opened",
     "read_result",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash2.evidence.engines import Run, opened
-from dflash2.evidence.prompts import texts
+from dflash2.errors import EvidenceError
+from dflash2.evidence.engines import Engine, Run, opened
+from dflash2.evidence.intervals import LEVEL, MedianInterval, median_interval
+from dflash2.evidence.prompts import Prompt, texts
+from dflash2.runtime import Depth
 
 _NGRAM = 4
 
@@ -26,6 +30,21 @@ class PromptRuns:
     def equal(self) -> bool:
         """Whether both runs gave the same token ids."""
         return self.plain.tokens == self.drafted.tokens
+
+    @property
+    def token_seconds(self) -> float:
+        """Time of one token without drafting."""
+        return self.plain.seconds / (len(self.plain.tokens) - 1)
+
+    @property
+    def cycle_seconds(self) -> float:
+        """Time of one verify pass with all that belongs to it."""
+        return self.drafted.seconds / self.drafted.passes
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second with drafting over those without, of this prompt."""
+        return self.token_seconds * (len(self.drafted.tokens) - 1) / self.drafted.seconds
 
     @property
     def distinct(self) -> float:
@@ -56,23 +75,35 @@ class Bench:
 
     @property
     def accepted_length(self) -> float:
-        """L: tokens per verify pass, the target's own included."""
-        return 1 + self._total("accepted") / self._total("cycles")
+        """L: tokens per verify pass, the target's own included; 1 without drafting."""
+        return 1 + self._total("accepted") / self._passes
 
     @property
     def acceptance(self) -> float:
-        """Share of verified draft tokens that were accepted, 0..1."""
-        return self._total("accepted") / self._total("drafted")
+        """Share of verified draft tokens that were accepted, 0..1; 0 without drafting."""
+        return self._total("accepted") / max(1, self._total("drafted"))
+
+    @property
+    def acceptance_at(self) -> tuple[float, ...]:
+        """Share of the cycles that accepted the draft of block row i + 1, of those that accepted all before it.
+
+        Empty if the engine does not tell; rows that were never verified are left out.
+        """
+        accepted, reached = (
+            [sum(at) for at in zip_longest(*(getattr(run.drafted.stats, name) for run in self.runs), fillvalue=0)]
+            for name in ("accepted_at", "reached_at")
+        )
+        return tuple(a / r for a, r in zip(accepted, reached, strict=False) if r)
 
     @property
     def token_seconds(self) -> float:
         """Time of one token without drafting."""
-        return median(run.plain.seconds / (len(run.plain.tokens) - 1) for run in self.runs)
+        return median(run.token_seconds for run in self.runs)
 
     @property
     def cycle_seconds(self) -> float:
         """Time of one cycle."""
-        return median(run.drafted.seconds / run.drafted.stats.cycles for run in self.runs)
+        return median(run.cycle_seconds for run in self.runs)
 
     @property
     def cycle_cost(self) -> float:
@@ -94,15 +125,102 @@ class Bench:
         """Tokens per second with drafting."""
         return self.accepted_length / self.cycle_seconds
 
+    def paired_speedup(self, level: float = LEVEL) -> MedianInterval:
+        """Median over the prompts of the ratio of both runs' tokens per second, with its interval."""
+        return median_interval((run.speedup for run in self.runs), level)
+
     @property
     def stage_ms(self) -> Mapping[str, float]:
-        """Mean milliseconds per cycle and stage."""
+        """Mean milliseconds per verify pass and stage; empty if the engine does not tell."""
         stages = self.runs[0].drafted.stats.seconds
-        cycles = self._total("cycles")
-        return {stage: 1000 * sum(run.drafted.stats.seconds[stage] for run in self.runs) / cycles for stage in stages}
+        return {
+            stage: 1000 * sum(run.drafted.stats.seconds[stage] for run in self.runs) / self._passes for stage in stages
+        }
+
+    @property
+    def wall_ms(self) -> float:
+        """Mean milliseconds per verify pass by the clock outside, which `stage_ms` should add up to."""
+        return 1000 * sum(run.drafted.seconds for run in self.runs) / self._passes
+
+    @property
+    def _passes(self) -> int:
+        return sum(run.drafted.passes for run in self.runs)
 
     def _total(self, count: str) -> int:
         return sum(int(getattr(run.drafted.stats, count)) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to generate: an engine, and how many draft tokens it verifies per cycle (as `Engine.generate` says)."""
+
+    name: str
+    engine: Engine
+    depth: Depth | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A `Bench` of every variant by its name; all share the runs without drafting.
+
+    `left_out` are ids of prompts that do not fit the context or whose text ended with its first token.
+    """
+
+    benches: Mapping[str, Bench]
+    left_out: tuple[str, ...] = ()
+
+
+def measure(
+    reference: Variant,
+    variants: Sequence[Variant],
+    prompts: Sequence[Prompt],
+    *,
+    n_tokens: int,
+    chat: bool = False,
+    past_end: bool = False,
+    n_ctx: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Measured:
+    """Generate greedily after every prompt with `reference` and with every variant, which take turns at going first.
+
+    Each is warmed up once on the first prompt; that run is discarded.
+
+    Args:
+        reference: what does not draft; its engine says what the tokens of a prompt are.
+        variants: what is compared with it, names unlike each other; all of one target.
+        prompts: what is continued, at least one.
+        n_tokens: most tokens per prompt, at least 2.
+        chat: put the prompts into the target's chat template.
+        past_end: go on behind the end of a text, so that every run has `n_tokens`.
+        n_ctx: tokens that prompt and answer must fit into; 0 if anything fits.
+        progress: called with (prompts done, prompts in all).
+
+    Raises EvidenceError if nothing could be measured, and what the engines raise.
+    """
+    every = (reference, *variants)
+    tokenised = [(number, reference.engine.tokens_of(prompt, chat=chat)) for number, prompt in enumerate(prompts)]
+    fitting = [(number, tokens) for number, tokens in tokenised if not n_ctx or len(tokens) + n_tokens <= n_ctx]
+    for one in every[: len(every) * bool(fitting)]:
+        one.engine.generate(fitting[0][1], n_tokens, depth=one.depth, past_end=past_end)
+    runs: dict[str, list[PromptRuns]] = {one.name: [] for one in variants}
+    measured = set()
+    for turn, (number, tokens) in enumerate(fitting):
+        # Whichever runs first profits or suffers from what the machine did before: take turns.
+        first = turn % len(every)
+        found = {
+            index: every[index].engine.generate(tokens, n_tokens, depth=every[index].depth, past_end=past_end)
+            for index in (*range(first, len(every)), *range(first))
+        }
+        if all(len(run.tokens) > 1 for run in found.values()):
+            measured.add(number)
+            for index, one in enumerate(variants, 1):
+                runs[one.name].append(PromptRuns(number, found[0], found[index]))
+        if progress is not None:
+            progress(turn + 1, len(fitting))
+    if not measured:
+        raise EvidenceError("No prompt fits the context and is answered with two tokens or more; raise the context.")
+    left_out = tuple(prompt.id for number, prompt in enumerate(prompts) if number not in measured)
+    return Measured({name: Bench(tuple(of_one)) for name, of_one in runs.items()}, left_out)
 
 
 def bench(
@@ -116,21 +234,17 @@ def bench(
 ) -> Bench:
     """Generate greedily after every prompt without drafting and with it, in alternating order, on one object.
 
-    Both sides are measured at `generate()`, after a discarded warm-up of both. `target` and `drafter` are GGUF
+    As `measure` does it, every run with `n_tokens`. `target` and `drafter` are GGUF
     files, `llama_kwargs` go to `DFlashLlama` (`n_ctx` must hold prompt and tokens); `n_tokens` is at least 2;
     `progress(done, total)` counts prompts. Raises what `DFlashLlama` raises.
     """
-    runs = []
     with opened(target, drafter, llama_kwargs) as engine:
-        depth = engine.most
-        tokenised = [engine.tokens_of(prompt, chat=False) for prompt in texts(prompts)]
-        for warm_up in (0, depth):
-            engine.generate(tokenised[0], n_tokens, depth=warm_up, past_end=True)
-        for number, prompt in enumerate(tokenised):
-            # Whichever runs second profits or suffers from what the machine did meanwhile: take turns.
-            order = (0, depth) if number % 2 == 0 else (depth, 0)
-            results = {at: engine.generate(prompt, n_tokens, depth=at, past_end=True) for at in order}
-            runs.append(PromptRuns(number, results[0], results[depth]))
-            if progress is not None:
-                progress(number + 1, len(prompts))
-    return Bench(tuple(runs))
+        measured = measure(
+            Variant("plain", engine, 0),
+            [Variant("drafted", engine)],
+            texts(prompts),
+            n_tokens=n_tokens,
+            past_end=True,
+            progress=progress,
+        )
+    return measured.benches["drafted"]

@@ -55,6 +55,12 @@ class Run:
     seconds: float
     stats: DraftStats
 
+    @property
+    def passes(self) -> int:
+        """Evaluations of the target behind the first token: cycles, and tokens that came without drafts."""
+        plain = self.stats.at_depth[0] if self.stats.at_depth else 0
+        return self.stats.cycles + plain or len(self.tokens) - 1
+
 
 class Engine(Protocol):
     """A pair that generates, in this process or behind a URL; one request at a time."""

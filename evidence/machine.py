@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash2.native import Device, devices
+import psutil
+
+from dflash2.native import Device, device_bytes_in_use, devices
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a measurement took.
+
+    Attributes:
+        peak_resident_bytes: the most of this process that was resident at once, weights mapped from files included.
+        device_bytes: by device, what came to be in use between two looks, by other programs too.
+    """
+
+    peak_resident_bytes: int
+    device_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -33,6 +49,22 @@ def this_machine() -> Machine:
         system=platform.platform(terse=True),
         devices=tuple(device for device in devices() if device.offloads),
     )
+
+
+def memory_taken(before: Mapping[str, int]) -> Memory:
+    """Memory since the process began, and on devices since `device_bytes_in_use` said `before`."""
+    now = device_bytes_in_use()
+    return Memory(_peak_resident_bytes(), {name: in_use - before.get(name, 0) for name, in_use in now.items()})
+
+
+def _peak_resident_bytes() -> int:
+    info = psutil.Process().memory_info()
+    if hasattr(info, "peak_wset"):  # Windows
+        return int(info.peak_wset)
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _processor() -> str:

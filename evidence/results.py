@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import tempfile
@@ -90,8 +91,8 @@ def _model_file(role: str, path: Path) -> ModelFile:
 
 
 def write_result(result: Result, path: Path) -> None:
-    """Write `result` as JSON, as a whole or not at all; raises OutputError."""
-    text = json.dumps(asdict(result), indent=1, allow_nan=False) + "\n"
+    """Write `result` as JSON, numbers that are not finite as null, as a whole or not at all; raises OutputError."""
+    text = json.dumps(_finite(asdict(result)), indent=1, allow_nan=False) + "\n"
     temporary = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
@@ -105,6 +106,15 @@ def write_result(result: Result, path: Path) -> None:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null in the place of every number that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_result(path: Path, command: str | None = None) -> Result:

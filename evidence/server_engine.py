@@ -168,6 +168,7 @@ def _stats(
         emitted=emitted,
         accepted_at=accepted_at,
         drafted_at=(cycles,) * len(accepted_at),  # near an answer's end fewer are drafted: not told
+        reached_at=(cycles, *accepted_at[:-1]) if accepted_at else (),
         seconds={},
         prompt_tokens=prompt_tokens,
         prompt_seconds=prompt_seconds,

@@ -21,6 +21,7 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
     Raises ContextLimitError when no token fits any more, and NativeError.
     """
     spec, clock = session.spec, session.recorder
+    clock.start()
     while True:
         position = request.position
         step = session.plan(position)
@@ -28,7 +29,7 @@ def cycles(session: Session, anchor: int, request: Request) -> Generator[int, No
             anchor = yield from plain(session, anchor, request)
             continue
         session.noise[0] = session.block[0] = anchor
-        clock.start()
+        clock.lap("host")
 
         session.inject(now=True)
         session.checkpoint_if_due()

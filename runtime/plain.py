@@ -17,7 +17,7 @@ def plain(session: Session, anchor: int, request: Request) -> Generator[int, Non
     clock, block = session.recorder, session.block[:1]
     while True:
         position = request.position
-        clock.start()
+        clock.lap("host")
         session.inject(now=False)
         session.checkpoint_if_due()
         clock.lap("inject")

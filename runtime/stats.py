@@ -28,7 +28,8 @@ class DraftStats:
         accepted_at: `accepted_at[i]` cycles accepted the draft token of block row i + 1.
         drafted_at: `drafted_at[i]` cycles verified one there.
         at_depth: `at_depth[d]` cycles verified d draft tokens; `at_depth[0]` tokens came without drafts.
-        seconds: wall time per stage; `host` is what happens between tokens outside this package's calls.
+        reached_at: `reached_at[i]` cycles verified the draft token of block row i + 1 and accepted all before it.
+        seconds: wall time per stage; `host` is the caller's time between tokens, and choosing the depth.
         prompt_tokens: tokens evaluated outside cycles, prefixes taken from the cache excluded.
         prompt_seconds: wall time of that, injection included.
     """
@@ -43,6 +44,7 @@ class DraftStats:
     prompt_tokens: int
     prompt_seconds: float
     at_depth: tuple[int, ...] = ()
+    reached_at: tuple[int, ...] = ()
 
     @property
     def accepted_length(self) -> float:
@@ -120,9 +122,11 @@ class Recorder:
         drafted_at = np.zeros(self._block_size - 1, np.int64)
         accepted_at = np.zeros(self._block_size - 1, np.int64)
         at_depth = np.zeros(self._block_size, np.int64)
+        reached_at = np.zeros(self._block_size - 1, np.int64)
         for (drafted, accepted), cycles in list(self._counts.items()):  # at once: another thread may be counting
             drafted_at[:drafted] += cycles
             accepted_at[:accepted] += cycles
+            reached_at[: min(drafted, accepted + 1)] += cycles
             at_depth[drafted] += cycles
         return DraftStats(
             cycles=int(at_depth[1:].sum()),
@@ -132,6 +136,7 @@ class Recorder:
             accepted_at=tuple(accepted_at.tolist()),
             drafted_at=tuple(drafted_at.tolist()),
             at_depth=tuple(at_depth.tolist()),
+            reached_at=tuple(reached_at.tolist()),
             seconds=MappingProxyType(dict(self._seconds)),
             prompt_tokens=self.prompt_tokens,
             prompt_seconds=self.prompt_seconds,

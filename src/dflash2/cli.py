@@ -14,6 +14,7 @@ try:
     import click
 
     from dflash2 import __version__
+    from dflash2.commands.bench import bench
     from dflash2.commands.command import command as engine_command
     from dflash2.commands.convert import convert
     from dflash2.commands.converter import check, inspect, list_pairs, upgrade
@@ -95,6 +96,7 @@ for command in (
     serve,
     demo,
     verify,
+    bench,
     build,
     patch,
     doctor,
@@ -104,7 +106,7 @@ for command in (
 ):
     command.params.append(_DEBUG)
     cli.add_command(command)
-for command in ollama.commands.values():
+for command in (*ollama.commands.values(), *bench.commands.values()):
     command.params.append(_DEBUG)
 
 

@@ -13,6 +13,7 @@ from dflash2.gguf_info import read_gguf_info
 
 if TYPE_CHECKING:
     from dflash2.evidence import Prompt
+    from dflash2.runtime import Depth
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MOST_CONTEXT = 4096
@@ -63,6 +64,14 @@ def chosen_prompts(options: dict[str, Any]) -> tuple[Prompt, ...]:
     if options["categories"] or not found:
         found += evidence.builtin_prompts(options["categories"] or evidence.CATEGORIES, most=most)
     return found
+
+
+def depths(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[Depth | None, ...]:
+    """Numbers of draft tokens, "auto", and None for "most": as many as the block has."""
+    for depth in given:
+        if depth not in ("most", "auto") and not (depth.isdecimal() and int(depth) > 0):
+            raise click.BadParameter(f"{depth!r} is neither a number of drafts nor most or auto.")
+    return tuple(None if depth == "most" else "auto" if depth == "auto" else int(depth) for depth in given)
 
 
 def llama_options(target: Path, options: dict[str, Any]) -> dict[str, Any]:

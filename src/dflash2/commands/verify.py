@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash2.commands.measuring import chosen_prompts, llama_options, pair_options, prompt_options
+from dflash2.commands.measuring import chosen_prompts, depths, llama_options, pair_options, prompt_options
 from dflash2.commands.terminal import FILE, counting, errors
 from dflash2.commands.verify_tables import show_comparisons, show_distribution, show_exactness
 
 if TYPE_CHECKING:
     from dflash2.evidence import Comparison, Engine, LlamaServerEngine, Prompt, PythonEngine, Setting
-    from dflash2.runtime import Depth
 
 _Found = tuple[bool, dict[str, Any]]  # whether it passed, and what the result file holds
 _EXACT_PROMPTS, _EXACT_TOKENS = 3, 400  # beyond 256 positions llama.cpp may split a row's attention among threads
-
-
-def _depths(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[Depth | None, ...]:
-    """Numbers of draft tokens, "auto", and None for "most": as many as the block has."""
-    for depth in given:
-        if depth not in ("most", "auto") and not (depth.isdecimal() and int(depth) > 0):
-            raise click.BadParameter(f"{depth!r} is neither a number of drafts nor most or auto.")
-    return tuple(None if depth == "most" else "auto" if depth == "auto" else int(depth) for depth in given)
 
 
 @click.command()
@@ -48,7 +39,7 @@ def _depths(_context: click.Context, _parameter: click.Parameter, given: tuple[s
 )
 @prompt_options
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=100, show_default=True, help="Per text.")
-@click.option("--depth", "depths", callback=_depths, multiple=True, default=("most",), show_default=True)
+@click.option("--depth", "depths", callback=depths, multiple=True, default=("most",), show_default=True)
 @click.option("--every-setting", is_flag=True, help="Every prompt under every sampler chain, not one of them in turn.")
 @click.option("--draws", type=click.IntRange(min=100), default=2000, show_default=True, help="For rejection.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), default=1, show_default=True)

@@ -7,7 +7,7 @@ NativeError instead.
 from dflash2.native.batch import Bytes, FloatArray, IntArray
 from dflash2.native.choice import LIBRARY_VARIABLE
 from dflash2.native.context import Context
-from dflash2.native.devices import Device, device_names, devices, gpu_names
+from dflash2.native.devices import Device, device_bytes_in_use, device_names, devices, gpu_names
 from dflash2.native.loader import (
     Library,
     lattice_layout,
@@ -52,6 +52,7 @@ __all__ = [
     "check_distinct",
     "check_rpc_server",
     "counters",
+    "device_bytes_in_use",
     "device_names",
     "devices",
     "dies_with_parent",

@@ -31,14 +31,27 @@ def devices() -> tuple[Device, ...]:
     library = ggml()
     found = []
     for device in _handles(library):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         name, description = (
             read(device).decode("utf-8", "replace")
             for read in (library.ggml_backend_dev_name, library.ggml_backend_dev_description)
         )
-        found.append(Device(name, description, total.value, library.ggml_backend_dev_type(device) in _OFFLOADED))
+        _free, total = _memory(library, device)
+        found.append(Device(name, description, total, library.ggml_backend_dev_type(device) in _OFFLOADED))
     return tuple(found)
+
+
+def device_bytes_in_use() -> dict[str, int]:
+    """Memory taken on each device that offloads, by name, that of other programs included."""
+    library = ggml()
+    memory = {name: _memory(library, library.ggml_backend_dev_by_name(name.encode())) for name in gpu_names()}
+    return {name: total - free for name, (free, total) in memory.items()}
+
+
+def _memory(library: Any, device: Any) -> tuple[int, int]:
+    """Bytes free and in all."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
 
 
 def _handles(library: Any) -> list[Any]:
