@@ -1,10 +1,11 @@
 """Proof of unchanged output and measured speed, on the user's own machine.
 
 `verify` compares token ids with drafting and without, `check_distribution` what rejection draws with what the target
-gives, `exactness` rows evaluated together with rows evaluated one by one. `bench` measures, and `scaled_target` makes
-a copy of a small target that costs what a real one costs.
+gives, `exactness` rows evaluated together with rows evaluated one by one. `analyze` says why acceptance is what it is.
+`bench` measures, and `scaled_target` makes a copy of a small target that costs what a real one costs.
 """
 
+from dflash2.evidence.analyze import Analysis, Bin, Calibration, Lengths, Observed, Position, analyze, summarize
 from dflash2.evidence.bench import Bench, PromptRuns, bench
 from dflash2.evidence.datasets import dataset_prompts, file_prompts
 from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest, check_distribution
@@ -37,8 +38,11 @@ __all__ = [
     "IN_PROCESS",
     "OVER_URL",
     "STYLES",
+    "Analysis",
     "Bench",
+    "Bin",
     "Break",
+    "Calibration",
     "Candidate",
     "Comparison",
     "Difference",
@@ -46,9 +50,12 @@ __all__ = [
     "Engine",
     "Exactness",
     "Judgement",
+    "Lengths",
     "LlamaServerEngine",
     "Machine",
     "ModelFile",
+    "Observed",
+    "Position",
     "Prompt",
     "PromptRuns",
     "PythonEngine",
@@ -58,6 +65,7 @@ __all__ = [
     "Setting",
     "Verification",
     "Width",
+    "analyze",
     "bench",
     "builtin_prompts",
     "check_distribution",
@@ -68,6 +76,7 @@ __all__ = [
     "opened",
     "read_result",
     "scaled_target",
+    "summarize",
     "texts",
     "this_machine",
     "verify",

@@ -13,6 +13,7 @@ from types import FrameType
 import click
 
 from dflash2 import __version__
+from dflash2.commands.analyze import analyze
 from dflash2.commands.command import command as engine_command
 from dflash2.commands.convert import convert
 from dflash2.commands.converter import check, inspect, list_pairs, upgrade
@@ -92,6 +93,7 @@ for command in (
     serve,
     demo,
     verify,
+    analyze,
     build,
     patch,
     doctor,
