@@ -199,7 +199,7 @@ def summarize(observed: Sequence[Observed], *, every_position: bool = True, left
 def _each_length(observed: Observed) -> tuple[IntArray, IntArray, IntArray]:
     """Accepted lengths [A] of the likeliest candidates, of the path, and of the best that K candidates allow."""
     hits = observed.candidates_right
-    return _accepted(hits[:, :, 0]), _accepted(observed.path_right), _accepted(hits.any(axis=2))
+    return _accepted(hits[:, :, 0]), _accepted(observed.path_right), _accepted(np.logical_or.reduce(hits, axis=2))
 
 
 def _accepted(right: Bools) -> IntArray:

@@ -67,6 +67,7 @@ def _summary(found: Analysis) -> dict[str, Any]:
 
 def _show(found: Analysis) -> None:
     console.print(_lengths(found), _recall(found), _selector(found), _calibration(found))
+    console.print(f"Expected calibration error of q: {found.calibration.error:.3f}.")
     if found.left_out:
         console.print(f"left out, too long or too short: {', '.join(found.left_out)}", markup=False)
 
@@ -111,7 +112,7 @@ def _shares(one: Position) -> list[str]:
 
 
 def _calibration(found: Analysis) -> Table:
-    title = f"Calibration of q: expected error {found.calibration.error:.3f} over {found.calibration.n} tokens"
+    title = f"Calibration of q ({found.calibration.n} tokens)"
     table = Table("q", "n", "mean q", "right", title=title, title_justify="left")
     for one in found.calibration.bins:
         table.add_row(f"{one.low:.1f}-{one.high:.1f}", str(one.n), f"{one.mean_q:.3f}", f"{one.right:.3f}")
