@@ -149,7 +149,7 @@ def test_recall_grows_with_k_and_bounds_what_is_accepted(analysis, with_selector
     assert (lengths.path > lengths.top_1) is any(one.fixed for one in analysis.positions) is with_selector
 
 
-def test_a_stride_takes_every_so_many_anchors(engine, analysis, prompts_of_sets):
+def test_a_stride_takes_every_so_many_anchors(engine, prompts_of_sets):
     found = analyze(engine, prompts_of_sets[:1], n_tokens=N_TOKENS, stride=7)
     assert found.n_anchors == 9 and found.in_cycles is None
 
@@ -162,7 +162,7 @@ def test_prompts_that_do_not_fit_are_named(engine, prompts_of_sets):
 
 
 def test_anchors_that_cannot_be_are_refused(engine):
-    with pytest.raises(Dflash2Error, match="ascending positions in 1..3"):
+    with pytest.raises(Dflash2Error, match=r"ascending positions in 1\.\.3"):
         engine.llm.lattices([1, 2, 3, 4], [2, 2])
     with pytest.raises(ContextLimitError, match="does not fit the context of 512"):
         engine.llm.lattices([1] * 512, [505])
@@ -189,3 +189,34 @@ def test_the_command_shows_tables_and_writes_them_down(target_path, exact_drafte
         assert f"{result.summary['accepted_length'][name]:.2f}" in done.stdout
     assert f"{positions[6]['recall'][15]:.1%}" in done.stdout
     assert f"{result.summary['calibration_error']:.3f}" in done.stdout
+
+
+def test_the_documented_figures_are_those_of_the_result_files():
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "analyzing.md").read_text(encoding="utf-8")
+    expected = []
+    for name, file in (("DFlash 2", "analyze-demo-pair.json"), ("v1", "analyze-demo-pair-v1.json")):
+        result = read_result(root / "benchmarks" / "results" / file, "analyze")
+        summary = result.summary
+        assert summary["texts"] == 46 and summary["anchors"] == 4600
+        for what, key in (("from every draft", "accepted_length"), ("in cycles", "accepted_length_in_cycles")):
+            expected.append([name, what, *(f"{length:.2f}" for length in summary[key].values())])
+        error = f"{summary['calibration_error']:.3f}"
+        assert (f"The error is {error}" if name == "DFlash 2" else f"(v1: {error})") in page
+        if name == "DFlash 2":
+            expected += [_documented(row) for row in result.rows]
+            expected += [
+                [str(row["position"]), *(f"{row['recall'][k - 1]:.1%}" for k in (1, 2, 4, 8, 16))]
+                for row in result.rows
+                if row["kind"] == "position"
+            ]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    documented = [row for row in rows if row[1][:1].isdigit() or row[1] in ("from every draft", "in cycles")]
+    assert sorted(documented) == sorted(expected)
+
+
+def _documented(row):
+    if row["kind"] == "bin":
+        return [f"{row['low']:.1f}-{row['high']:.1f}", str(row["n"]), f"{row['mean_q']:.3f}", f"{row['right']:.3f}"]
+    counts = (row[name] for name in ("top_1_right", "path_right", "fixed", "spoiled"))
+    return [str(row["position"]), str(row["n"]), *(f"{count / row['n']:.1%}" for count in counts)]

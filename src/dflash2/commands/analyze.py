@@ -99,7 +99,7 @@ def _recall(found: Analysis) -> Table:
 
 
 def _selector(found: Analysis) -> Table:
-    title = "The selector, where the path is right so far"
+    title = "Acceptance, where the path is right so far"
     table = Table("position", "n", "top-1 right", "path right", "fixed", "spoiled", title=title, title_justify="left")
     for one in found.positions:
         table.add_row(str(one.position), str(one.n), *_shares(one))
