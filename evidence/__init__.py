@@ -1,10 +1,11 @@
 """Proof of unchanged output and measured speed, on the user's own machine.
 
 `verify` compares token ids with drafting and without, `check_distribution` what rejection draws with what the target
-gives, `exactness` rows evaluated together with rows evaluated one by one. `bench` measures, and `scaled_target` makes
-a copy of a small target that costs what a real one costs.
+gives, `exactness` rows evaluated together with rows evaluated one by one. `analyze` says why acceptance is what it is.
+`bench` measures, and `scaled_target` makes a copy of a small target that costs what a real one costs.
 """
 
+from dflash2.evidence.analyze import Analysis, Bin, Calibration, Lengths, Observed, Position, analyze, summarize
 from dflash2.evidence.bench import Bench, Measured, PromptRuns, Variant, bench, measure
 from dflash2.evidence.compare import PLAIN, BenchComparison, Change, bench_rows, compare_benches
 from dflash2.evidence.datasets import dataset_prompts, file_prompts
@@ -40,9 +41,12 @@ __all__ = [
     "OVER_URL",
     "PLAIN",
     "STYLES",
+    "Analysis",
     "Bench",
     "BenchComparison",
+    "Bin",
     "Break",
+    "Calibration",
     "Candidate",
     "Change",
     "Comparison",
@@ -51,12 +55,15 @@ __all__ = [
     "Engine",
     "Exactness",
     "Judgement",
+    "Lengths",
     "LlamaServerEngine",
     "Machine",
     "Measured",
     "MedianInterval",
     "Memory",
     "ModelFile",
+    "Observed",
+    "Position",
     "Prompt",
     "PromptRuns",
     "PythonEngine",
@@ -67,6 +74,7 @@ __all__ = [
     "Variant",
     "Verification",
     "Width",
+    "analyze",
     "bench",
     "bench_rows",
     "builtin_prompts",
@@ -82,6 +90,7 @@ __all__ = [
     "opened",
     "read_result",
     "scaled_target",
+    "summarize",
     "texts",
     "this_machine",
     "verify",

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from dflash2 import native
-from dflash2.errors import Dflash2Error, NativeError
+from dflash2.errors import ContextLimitError, Dflash2Error, NativeError
 from dflash2.hub import HubFolders, fetch_files
 from dflash2.runtime.checkpoints import CheckpointLimits
 from dflash2.runtime.checks import check_devices, check_options, check_ubatch
 from dflash2.runtime.detokenize import Detokenizer
+from dflash2.runtime.lattice import Lattice, lattices
 from dflash2.runtime.llama_calls import LlamaCalls
 from dflash2.runtime.pair import DrafterSpec, read_pair
 from dflash2.runtime.planning import Depth
@@ -253,6 +254,34 @@ class DFlashLlama(LlamaCalls):
         given = {name: getattr(self.context_params, name) for name in native.ContextOptions.__dataclass_fields__}
         options = native.ContextOptions(**{**given, "n_rs_seq": 0})
         return native.Context(self._ctx.ctx).beside(options, observer)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a whole draft pass, the anchor's included."""
+        return self._session.spec.block_size
+
+    def lattices(self, tokens: Sequence[int], anchors: Sequence[int]) -> list[Lattice]:
+        """What the drafter offers behind each of `anchors`, ascending positions of `tokens`; memories are emptied.
+
+        Raises ContextLimitError if no block fits behind an anchor, Dflash2Error for other anchors that cannot be and if
+        drafting is off, and NativeError.
+        """
+        session = self._session
+        if not session.injecting:
+            raise Dflash2Error("drafting is switched off; set depth before asking for lattices.")
+        if any(not 0 < anchor < len(tokens) for anchor in anchors) or list(anchors) != sorted(set(anchors)):
+            raise Dflash2Error(f"anchors must be ascending positions in 1..{len(tokens) - 1}, without repetition.")
+        if anchors and anchors[-1] + session.spec.block_size > session.n_ctx:
+            raise ContextLimitError(
+                f"a block of {session.spec.block_size} behind position {anchors[-1]} does not fit the context of "
+                f"{session.n_ctx}; raise n_ctx."
+            )
+        with self._turns.hold(supersede=True):
+            self.reset()
+            try:
+                return list(lattices(session, np.asarray(tokens, np.int32), anchors))
+            finally:
+                self.reset()
 
     @property
     def depth(self) -> Depth:

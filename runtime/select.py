@@ -84,14 +84,38 @@ def select(rows: FloatArray, top_k: int, position: int = 0, chance: Chance | Non
         return _select_apart(rows, position, chance)
     if chance is None:
         return Proposal(_best_path(rows, top_k))
-    n = len(rows)
-    scores = rows[:, top_k : top_k + top_k * top_k].reshape(n, top_k, top_k)
-    ids = rows[:, :top_k].astype(np.int32)
+    ids, scores = _unpacked(rows, top_k)
     scores = scores / np.float32(chance.temperature)
-    noise = chance.noise.gumbel(np.arange(position, position + n, dtype=np.int32), ids)
-    path = _walk(scores + noise[:, None, :])
-    at = np.arange(n)
-    return Proposal(ids[at, path], ids, scores[at, [0, *path[:-1]]] if n else scores[:, 0])
+    noise = chance.noise.gumbel(np.arange(position, position + len(ids), dtype=np.int32), ids)
+    return _along(_walk(scores + noise[:, None, :]), ids, scores)
+
+
+def best_path(rows: FloatArray, top_k: int) -> Proposal:
+    """What `select` proposes from `rows` without chance, with the candidates and S after the path's predecessors."""
+    if top_k:
+        ids, scores = _unpacked(rows, top_k)
+        return _along(_walk(scores), ids, scores)
+    apart = [_likeliest(row) for row in rows]
+    ids = np.array(apart, np.int32).reshape(len(rows), -1)
+    return Proposal(ids[:, 0], ids, np.take_along_axis(rows, ids, axis=1))
+
+
+def _unpacked(rows: FloatArray, top_k: int) -> tuple[IntArray, FloatArray]:
+    """Candidates [n, K] and scores [n, K, K] of the selector's `rows`."""
+    scores = rows[:, top_k : top_k + top_k * top_k].reshape(len(rows), top_k, top_k)
+    return rows[:, :top_k].astype(np.int32), scores
+
+
+def _along(path: list[int], ids: IntArray, scores: FloatArray) -> Proposal:
+    """The tokens at `path`, indices [n], and the scores [n, K] after its predecessors."""
+    at = np.arange(len(ids))
+    return Proposal(ids[at, path], ids, scores[at, [0, *path[:-1]]] if len(ids) else scores[:, 0])
+
+
+def _likeliest(logits: FloatArray) -> IntArray:
+    """The candidates [K] of one row of `logits` [vocabulary], the likeliest first, at equal logits the lower id."""
+    ids = top_candidates(logits, min(_V1_CANDIDATES, len(logits)))
+    return ids[np.argsort(-logits[ids], kind="stable")][:_V1_CANDIDATES]
 
 
 def _select_apart(logits: FloatArray, position: int, chance: Chance | None) -> Proposal:

@@ -14,6 +14,7 @@ try:
     import click
 
     from dflash2 import __version__
+    from dflash2.commands.analyze import analyze
     from dflash2.commands.bench import bench
     from dflash2.commands.command import command as engine_command
     from dflash2.commands.convert import convert
@@ -97,6 +98,7 @@ for command in (
     demo,
     verify,
     bench,
+    analyze,
     build,
     patch,
     doctor,
