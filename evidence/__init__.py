@@ -11,6 +11,7 @@ from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest,
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling, opened
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
 from dflash2.evidence.machine import Machine, this_machine
+from dflash2.evidence.parity import Parity, StageResult, parity
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
@@ -49,6 +50,7 @@ __all__ = [
     "LlamaServerEngine",
     "Machine",
     "ModelFile",
+    "Parity",
     "Prompt",
     "PromptRuns",
     "PythonEngine",
@@ -56,6 +58,7 @@ __all__ = [
     "Run",
     "Sampling",
     "Setting",
+    "StageResult",
     "Verification",
     "Width",
     "bench",
@@ -66,6 +69,7 @@ __all__ = [
     "file_prompts",
     "model_files",
     "opened",
+    "parity",
     "read_result",
     "scaled_target",
     "texts",

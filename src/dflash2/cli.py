@@ -19,6 +19,7 @@ from dflash2.commands.converter import check, inspect, list_pairs, upgrade
 from dflash2.commands.demo import demo
 from dflash2.commands.modelfile import modelfile
 from dflash2.commands.ollama import ollama
+from dflash2.commands.parity import parity
 from dflash2.commands.patches import build, doctor, patch
 from dflash2.commands.runtime import run
 from dflash2.commands.serve import serve
@@ -92,6 +93,7 @@ for command in (
     serve,
     demo,
     verify,
+    parity,
     build,
     patch,
     doctor,
