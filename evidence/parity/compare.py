@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash2.errors import EvidenceError
 from dflash2.evidence.parity.engine import Drafted, drafted
-from dflash2.native import ContextOptions, Placement
+from dflash2.native import ContextOptions, FloatArray, Placement
 
 if TYPE_CHECKING:
     from dflash2.evidence.parity.stages import Computed, Seen, Walk
@@ -17,12 +17,23 @@ if TYPE_CHECKING:
 
 _TIMES = 4.0  # how far an error may exceed that of the simulated rounding: sums are rounded too, in another order
 _FLOOR = 2e-5  # single precision: rounding of sums, of exp and of rotation angles
+_ANGLE = 2e-7  # per position: an angle of rotation is a product in single precision
+_ROTATED = ("queries", "keys", "injected keys")
 _GPU_FLOOR = 2e-3  # CUDA multiplies single precision in TF32 (10 bits)
 _CACHE_TYPES = {0: "F32", 1: "F16", 30: "BF16", 8: "Q8_0", 2: "Q4_0"}
-# Relative error (RMS) of weights of a type, at most; other types: the last.
-_WEIGHT_ERRORS = {"F32": 1e-6, "F16": 5e-4, "BF16": 4e-3, "Q8_0": 0.01, "Q6_K": 0.03, "Q5_K": 0.05, "Q5_0": 0.06}
-_WORST_WEIGHTS = {"Q4_K": 0.1, "Q4_0": 0.13}
-_ANY_WEIGHTS = 0.5
+# Relative error (RMS) of weights of a type, at most.
+_WEIGHT_ERRORS = {
+    "F32": 1e-6,
+    "F16": 5e-4,
+    "BF16": 4e-3,
+    "Q8_0": 0.01,
+    "Q6_K": 0.03,
+    "Q5_K": 0.05,
+    "Q5_0": 0.06,
+    "Q4_K": 0.1,
+    "Q4_0": 0.13,
+}
+_OTHER_WEIGHTS = 0.5
 
 
 @dataclass(frozen=True)
@@ -123,19 +134,23 @@ class _Judge:
         seen = _seen(drafted, cache_type)
         walks = self._walks(seen)
         for computed in zip(*(walk.stages() for walk in walks), strict=True):
-            self._stage(computed)
-        self._candidates(drafted, seen, walks)
+            self._stage(computed, _ANGLE * len(seen.features) if computed[0].name in _ROTATED else 0.0)
+        self._selected(drafted, seen, walks)
         self._n_blocks += 1
+        unaided = replace(seen, injected={}, block={})
+        for walk in self._walks(unaided)[:1]:
+            walk.stages()
+            self._n_equal += walk.proposal() == drafted.proposal.tolist()
 
     def _walks(self, seen: Seen) -> list[Walk]:
         from dflash2.evidence.parity.stages import Walk
 
         return [Walk(one, seen) for one in self._weights]
 
-    def _stage(self, computed: Sequence[Computed]) -> None:
+    def _stage(self, computed: Sequence[Computed], angles: float = 0.0) -> None:
         exact, rounding = computed[0], computed[1]
         error = _error(exact.observed, exact.value)
-        limit = self._floor + _TIMES * _error(rounding.value, exact.value)
+        limit = self._floor + angles + _TIMES * _error(rounding.value, exact.value)
         weights = weights_limit = None
         if len(computed) > 2:
             weights = _error(exact.value, computed[2].value)
@@ -143,31 +158,26 @@ class _Judge:
         self._add(StageResult(exact.name, exact.layer, error, limit, weights, weights_limit))
 
     def _weight_error(self, name: str) -> float:
+        if not self._weights[0].has(name):
+            return 0.0  # the target's, on both sides
         kind = self._weights[0].type_of(name)
-        return {**_WEIGHT_ERRORS, **_WORST_WEIGHTS}.get(kind, _ANY_WEIGHTS)
+        return _WEIGHT_ERRORS.get(kind, _OTHER_WEIGHTS)
 
-    def _candidates(self, drafted: Drafted, seen: Seen, walks: Sequence[Walk]) -> None:
+    def _selected(self, drafted: Drafted, seen: Seen, walks: Sequence[Walk]) -> None:
         """Candidates, pair scores and proposals, each from llama.cpp's own previous stage."""
         import torch
 
-        from dflash2.runtime import select
-
         k = self._weights[0].geometry.top_k
-        proposal = select(drafted.rows, k).tokens
         if k:
-            logits, hidden = seen.block["result_output"][1:], seen.block["result_norm"][1:]
             ids = torch.from_numpy(drafted.rows[:, :k].astype("int64"))
-            least, worst = logits.gather(-1, ids).min(-1).values, logits.topk(k, -1).values[:, -1]
-            distinct = all(len(set(row)) == k for row in ids.tolist())
-            self._add(StageResult("candidates", None, float((worst - least).abs().max()) if distinct else 1.0, 0.0))
+            logits = walks[0].logits[1:]
+            self._add(StageResult("candidates", None, _missed(logits, ids), 0.0))
             own = torch.from_numpy(drafted.rows[:, k : k + k * k].copy()).double().reshape(-1, k, k)
             own[0] = own[0, :1]  # one predecessor, the anchor: a patched library writes its row once
-            scores = [walk.pair_scores(hidden, logits, ids) for walk in walks]
-            scores = [torch.cat([one[:1, :1].expand(1, k, k), one[1:]]) for one in scores]
+            scores = [walk.pair_scores(walk.hidden[1:], logits, ids) for walk in walks]
             self._scores(own.flatten(1), [one.flatten(1) for one in scores])
-        equal = proposal.tolist() == drafted.proposal.tolist()
-        self._n_equal += equal
-        self._add(StageResult("proposals", None, 0.0 if equal else 1.0, 0.0))
+        limit = max(one.limit for one in self._found["logits", None])
+        self._add(StageResult("proposals", None, _lost(drafted.rows, drafted.proposal.tolist(), k), limit))
 
     def _scores(self, own: Any, values: Sequence[Any]) -> None:
         from dflash2.evidence.parity.stages import Computed
@@ -187,6 +197,34 @@ class _Judge:
 def _excess(stage: StageResult) -> float:
     engine = stage.error / max(stage.limit, 1e-30)
     return max(engine, (stage.weights or 0.0) / max(stage.weights_limit or 0.0, 1e-30))
+
+
+def _missed(logits: Any, ids: Any) -> float:
+    """How far the least candidate of `ids` [n, K] lies below the K-th best logit; 1 if one is there twice."""
+    k = ids.shape[1]
+    if any(len(set(row)) < k for row in ids.tolist()):
+        return 1.0
+    worst, least = logits.topk(k, -1).values[:, -1], logits.gather(-1, ids).min(-1).values
+    return float((worst - least).max())
+
+
+def _lost(rows: FloatArray, proposal: Sequence[int], k: int) -> float:
+    """How far the choices of an unobserved run lie below the best ones by the observed `rows`, relative to the best.
+
+    What nobody observes may be fused and so rounded elsewhere: a near-tie may fall the other way. 1 for a token that
+    is no candidate.
+    """
+    most, at = 0.0, 0
+    for row, token in zip(rows, proposal, strict=True):
+        scores, place = row, token
+        if k:
+            ids = row[:k].astype(int).tolist()
+            if token not in ids:
+                return 1.0
+            scores, place = row[k + k * at : k + k * (at + 1)], ids.index(token)
+        most = max(most, float(scores.max() - scores[place]) / max(float(abs(scores).max()), 1e-12))
+        at = place
+    return most
 
 
 def _seen(drafted: Drafted, cache_type: str) -> Seen:

@@ -113,21 +113,22 @@ def _contexts(
     observer: Observer,
 ) -> Iterator[tuple[Context, Context, Context]]:
     """The tapped target, the observed drafter and the drafter as it runs."""
-    with closing(Model(target, placement)) as target_model, closing(Model(drafter, placement)) as drafter_model:
-        with closing(Context.open(target_model, options)) as context:
-            context.tap(spec.taps)
-            width = spec.feature_width
-            with (
-                closing(
-                    Context.open(drafter_model, options, other=context, feature_width=width, observer=observer)
-                ) as watched,
-                closing(Context.open(drafter_model, options, other=context, feature_width=width)) as plain,
-            ):
-                for one in (watched, plain):
-                    one.set_causal(spec.causal)
-                    if spec.top_k:
-                        one.output_lattice()
-                yield context, watched, plain
+    width = spec.feature_width
+    with (
+        closing(Model(target, placement)) as target_model,
+        closing(Model(drafter, placement)) as drafter_model,
+        closing(Context.open(target_model, options)) as context,
+        closing(
+            Context.open(drafter_model, options, other=context, feature_width=width, observer=observer)
+        ) as watched,
+        closing(Context.open(drafter_model, options, other=context, feature_width=width)) as plain,
+    ):
+        context.tap(spec.taps)
+        for one in (watched, plain):
+            one.set_causal(spec.causal)
+            if spec.top_k:
+                one.output_lattice()
+        yield context, watched, plain
 
 
 def _features(context: Context, spec: DrafterSpec, tokens: IntArray) -> FloatArray:

@@ -7,7 +7,7 @@ taken from the reference, and the next one that was observed answers for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,14 @@ class Seen:
 
 
 class Walk:
-    """One pass over the stages of a block with the weights of one file."""
+    """One pass over the stages of a block with the weights of one file.
+
+    Attributes:
+        hidden, logits: the rows that the selector reads, [B, hidden size] and [B, vocabulary]; set by `stages`.
+    """
+
+    hidden: Any
+    logits: Any
 
     def __init__(self, weights: Weights, seen: Seen) -> None:
         self._weights, self._seen = weights, seen
@@ -67,8 +74,21 @@ class Walk:
             x = self._feed_forward(self._attention(x, *self._context(fused, layer)))
         self._layer = None
         x = self._note("final norm", "result_norm", self._norm(x, "output_norm.weight"), "output_norm.weight")
-        self._logits(x)
+        self.hidden, self.logits = x, self._logits(x)
         return tuple(self._done)
+
+    def proposal(self) -> list[int]:
+        """The tokens [B - 1] that the walk over the stages leads to; `stages` comes first."""
+        hidden, logits = self.hidden[1:], self.logits[1:]
+        k = self._geometry.top_k
+        if not k:
+            return [int(token) for token in logits.argmax(-1)]
+        ids = logits.topk(k, -1).indices
+        tokens, at = [], 0
+        for row, scores in zip(ids, self.pair_scores(hidden, logits, ids), strict=True):
+            at = int(scores[at].argmax())
+            tokens.append(int(row[at]))
+        return tokens
 
     def _note(self, name: str, key: str, value: Any, *tensors: str) -> Any:
         """Record the stage if its result was observed; what the next stage reads."""
@@ -182,10 +202,9 @@ class Walk:
     def _conv_out(self, x: Any, kernels: Any, part: str) -> Any:
         if kernels is None:
             return x
-        tensors = self._own(f"{part}_conv_base"), self._own(f"{part}_conv_proj.weight")
         name, through = ("attention conv out", "attn_output") if part == "attn" else ("ffn conv out", "ffn_down")
-        tensors += (self._own(f"{through}.weight"),)
-        return self._note(name, f"{part}_conv_out", _convolve(x, kernels[:, 1]), *tensors)
+        tensors = (f"{part}_conv_base", f"{part}_conv_proj.weight", f"{through}.weight")
+        return self._note(name, f"{part}_conv_out", _convolve(x, kernels[:, 1]), *map(self._own, tensors))
 
     def _feed_forward(self, x: Any) -> Any:
         """The feed-forward sublayer on `x` [B, hidden size], its residual included: the layer's output."""
@@ -197,11 +216,11 @@ class Walk:
         y = self._conv_out(y, kernels, "ffn")
         return self._note("layer output", "l_out", x + y)
 
-    def _logits(self, x: Any) -> None:
+    def _logits(self, x: Any) -> Any:
         logits = self._weights.product("output.weight", x) * self._geometry.output_scale
         if self._geometry.softcap:
             logits = torch.tanh(logits / self._geometry.softcap) * self._geometry.softcap
-        self._note("logits", "result_output", logits, "output.weight")
+        return self._note("logits", "result_output", logits, "output.weight")
 
     def pair_scores(self, hidden: Any, logits: Any, ids: Any) -> Any:
         """S(a, b) [n, K, K] of candidates `ids` [n, K], given `hidden` [n, hidden size] and `logits` [n, vocabulary].
@@ -225,7 +244,3 @@ def _convolve(x: Any, kernels: Any) -> Any:
             out[tap:] += kernels[tap:, tap] * x[: len(x) - tap]
     return out
 
-
-def walks(seen: Seen, weights: tuple[Weights, ...]) -> Iterator[tuple[Computed, ...]]:
-    """Per stage what each of `weights` computes for it."""
-    yield from zip(*(Walk(one, seen).stages() for one in weights), strict=True)

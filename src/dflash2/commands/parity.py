@@ -113,7 +113,7 @@ def _show(outcome: Parity) -> None:
             _verdict(stage),
         )
     console.print(table)
-    console.print(f"{outcome.n_equal} of {outcome.n_blocks} proposals are the reference's.")
+    console.print(f"{outcome.n_equal} of {outcome.n_blocks} proposals are those of the reference alone.")
     if outcome.first is None:
         console.print("No stage drifts.")
     elif outcome.first.engine_drifts:
