@@ -135,7 +135,7 @@ class _Judge:
         walks = self._walks(seen)
         for computed in zip(*(walk.stages() for walk in walks), strict=True):
             self._stage(computed, _ANGLE * len(seen.features) if computed[0].name in _ROTATED else 0.0)
-        self._selected(drafted, seen, walks)
+        self._selected(drafted, walks)
         self._n_blocks += 1
         unaided = replace(seen, injected={}, block={})
         for walk in self._walks(unaided)[:1]:
@@ -163,7 +163,7 @@ class _Judge:
         kind = self._weights[0].type_of(name)
         return _WEIGHT_ERRORS.get(kind, _OTHER_WEIGHTS)
 
-    def _selected(self, drafted: Drafted, seen: Seen, walks: Sequence[Walk]) -> None:
+    def _selected(self, drafted: Drafted, walks: Sequence[Walk]) -> None:
         """Candidates, pair scores and proposals, each from llama.cpp's own previous stage."""
         import torch
 

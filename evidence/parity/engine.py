@@ -12,7 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash2.native import Context, ContextOptions, FloatArray, IntArray, Model, Observer, Operation, Outputs, Placement
+from dflash2.native import (
+    Context,
+    ContextOptions,
+    FloatArray,
+    IntArray,
+    Model,
+    Observer,
+    Operation,
+    Outputs,
+    Placement,
+    silence,
+)
 from dflash2.runtime import DrafterSpec, read_pair, select
 
 _BATCH = 64  # positions evaluated together, and injected together
@@ -75,6 +86,7 @@ def drafted(
     Raises NativeError, TargetMismatchError or GGUFError.
     """
     spec = read_pair(target, drafter)
+    silence()
     results = _Results()
     observer = Observer(results.note)
     with _contexts(target, drafter, spec, options, placement, observer) as (context, watched, plain):
@@ -118,9 +130,7 @@ def _contexts(
         closing(Model(target, placement)) as target_model,
         closing(Model(drafter, placement)) as drafter_model,
         closing(Context.open(target_model, options)) as context,
-        closing(
-            Context.open(drafter_model, options, other=context, feature_width=width, observer=observer)
-        ) as watched,
+        closing(Context.open(drafter_model, options, other=context, feature_width=width, observer=observer)) as watched,
         closing(Context.open(drafter_model, options, other=context, feature_width=width)) as plain,
     ):
         context.tap(spec.taps)

@@ -243,4 +243,3 @@ def _convolve(x: Any, kernels: Any) -> Any:
         if tap < len(x):
             out[tap:] += kernels[tap:, tap] * x[: len(x) - tap]
     return out
-

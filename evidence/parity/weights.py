@@ -15,6 +15,7 @@ from dflash2.errors import EvidenceError
 from dflash2.evidence.parity.rounding import rounded
 from dflash2.gguf_info import GGUFInfo, TensorInfo, read_gguf_info
 
+_SMALL = 1 << 20  # elements of a tensor that is kept
 _CHUNK = 8192  # rows of a matrix in double precision at a time
 _LAYER_TENSORS = frozenset(
     {f"{part}.weight" for part in ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm")}
@@ -123,7 +124,7 @@ def _known(name: str) -> bool:
 class Weights:
     """Matrices of `drafter`, and embedding and head of `target` where the drafter has none, in double precision.
 
-    Read when they are needed and not kept, so that a drafter of any size fits. With `rounding`, every product rounds
+    Read when they are needed, and large ones not kept, so that a drafter of any size fits. With `rounding`, every product rounds
     its activations as llama.cpp does for the type of that matrix.
     """
 
@@ -132,6 +133,7 @@ class Weights:
         self._data = {info.path: np.memmap(info.path, np.uint8, "r") for info in (self._drafter, self._target)}
         self.geometry = Geometry.of(self._drafter)
         self.rounding = rounding
+        self._kept: dict[str, Any] = {}
 
     def has(self, name: str) -> bool:
         """Whether the drafter itself holds this tensor."""
@@ -163,10 +165,14 @@ class Weights:
         return torch.cat([x @ self._rows(info, tensor, part).T for part in parts], -1)
 
     def _rows(self, info: GGUFInfo, tensor: TensorInfo, ids: Any) -> Any:
-        n_rows = int(np.prod(tensor.shape)) // tensor.shape[0]
-        raw = self._data[info.path][tensor.offset : tensor.offset + tensor.n_bytes].reshape(n_rows, -1)
-        values = dequantize(raw[ids], GGMLQuantizationType[tensor.type_name])
-        return torch.from_numpy(np.ascontiguousarray(values, np.float64)).reshape(len(ids), -1)
+        n_elements = int(np.prod(tensor.shape))
+        raw = self._data[info.path][tensor.offset : tensor.offset + tensor.n_bytes]
+        raw = raw.reshape(n_elements // tensor.shape[0], -1)
+        if n_elements > _SMALL:
+            return _values(raw[ids], tensor)
+        if tensor.name not in self._kept:
+            self._kept[tensor.name] = _values(raw, tensor)
+        return self._kept[tensor.name][ids]
 
     def _find(self, name: str) -> tuple[GGUFInfo, TensorInfo]:
         if self.has(name):
@@ -177,3 +183,9 @@ class Weights:
             if name not in self._target.tensor_names:
                 name = "token_embd.weight"  # tied
         return self._target, self._target.tensor(name)
+
+
+def _values(raw: Any, tensor: TensorInfo) -> Any:
+    """Rows of bytes as numbers, [rows, columns] float64."""
+    values = dequantize(raw, GGMLQuantizationType[tensor.type_name])
+    return torch.from_numpy(np.ascontiguousarray(values, np.float64)).reshape(len(raw), -1)
