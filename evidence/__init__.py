@@ -14,6 +14,7 @@ from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
 from dflash2.evidence.intervals import MedianInterval, median_interval
 from dflash2.evidence.machine import Machine, Memory, memory_taken, this_machine
+from dflash2.evidence.parity import Parity, StageResult, parity
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
@@ -63,6 +64,7 @@ __all__ = [
     "Memory",
     "ModelFile",
     "Observed",
+    "Parity",
     "Position",
     "Prompt",
     "PromptRuns",
@@ -71,6 +73,7 @@ __all__ = [
     "Run",
     "Sampling",
     "Setting",
+    "StageResult",
     "Variant",
     "Verification",
     "Width",
@@ -88,6 +91,7 @@ __all__ = [
     "memory_taken",
     "model_files",
     "opened",
+    "parity",
     "read_result",
     "scaled_target",
     "summarize",

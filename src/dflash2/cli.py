@@ -22,6 +22,7 @@ try:
     from dflash2.commands.demo import demo
     from dflash2.commands.modelfile import modelfile
     from dflash2.commands.ollama import ollama
+    from dflash2.commands.parity import parity
     from dflash2.commands.patches import build, doctor, patch
     from dflash2.commands.runtime import run
     from dflash2.commands.serve import serve
@@ -99,6 +100,7 @@ for command in (
     verify,
     bench,
     analyze,
+    parity,
     build,
     patch,
     doctor,

@@ -62,14 +62,27 @@ class Context:
 
     @classmethod
     def open(
-        cls, model: Model, options: ContextOptions, *, other: Context | None = None, feature_width: int = 0
+        cls,
+        model: Model,
+        options: ContextOptions,
+        *,
+        other: Context | None = None,
+        feature_width: int = 0,
+        observer: Observer | None = None,
     ) -> Context:
-        """Make a context that `close` frees; `other` is the target's, whose embeddings and head a drafter shares."""
+        """Make a context that `close` frees; `other` is the target's, whose embeddings and head a drafter shares.
+
+        `observer` sees every operation that it computes.
+        """
         module, _ = llama()
         params = _parameters(options)
         if other is not None:
             params.ctx_other = other._pointer
-        return cls._made(module.llama_init_from_model(model._pointer, params), feature_width)
+        if observer is not None:
+            observer.attach(params)
+        context = cls._made(module.llama_init_from_model(model._pointer, params), feature_width)
+        context._observer = observer  # what llama.cpp calls must live as long as the context
+        return context
 
     @classmethod
     def _made(cls, pointer: Any, feature_width: int) -> Context:
