@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PATIENT = httpx.Timeout(None, connect=10, write=120)
 _SHOWN_CHARACTERS = 300
 _READ_BYTES = 1 << 20
+_MAX_COUNT = 2**63 - 1
 _FULL_DISK = ("no space left", "not enough space", "disk quota", "disk full")
 # What parsing an answer of something that is no Ollama raises, inside the client too.
 _NONSENSE = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
@@ -134,7 +135,7 @@ class Server:
                 if report.get("error"):
                     raise OllamaError(self._refusal(what, str(report["error"])))
                 done = done or report.get("status") == "success"
-                completed, total = int(report.get("completed") or 0), int(report.get("total") or 0)
+                completed, total = _count(report.get("completed")), _count(report.get("total"))
                 yield Step(str(report.get("status", "")), completed, total or None)
         if not done:
             raise OllamaError(
@@ -186,6 +187,14 @@ def _read(response: httpx.Response) -> bytes:
         if len(body) > _READ_BYTES:
             break
     return body
+
+
+def _count(value: Any) -> int:
+    """A number of bytes, 0 for none; raises ValueError or OverflowError for what is none."""
+    count = int(value or 0)
+    if not 0 <= count <= _MAX_COUNT:
+        raise ValueError("no number of bytes")
+    return count
 
 
 def _lines(response: httpx.Response) -> Iterator[bytes]:
