@@ -81,6 +81,7 @@ class OllamaServer:
         self.reports: list[bytes] | None = None
         # The last layer is another than the one that was sent.
         self.attaches_another = False
+        self.drops_parameters = False
 
     def __enter__(self) -> "OllamaServer":
         server = self
@@ -227,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         return Model(
             base if not body.get("quantize") else digest_of(base.encode()),
             draft,
-            body.get("parameters") or {},
+            {} if self.ollama.drops_parameters else body.get("parameters") or {},
             body.get("template"),
             body.get("system"),
             tuple(body.get("license") or ()),

@@ -90,6 +90,12 @@ def test_another_draft_than_ours_is_found_out(ollama, server, pair, files):
         create(server, "fast", plan_of_pair(pair))
 
 
+def test_another_number_of_draft_tokens_than_ours_is_found_out(ollama, server, pair):
+    ollama.drops_parameters = True
+    with pytest.raises(OllamaError, match=r"it drafts 4 tokens where 3 were asked for: Ollama 0\.40\.0"):
+        create(server, "fast", plan_of_pair(pair))
+
+
 def test_a_base_of_the_server_is_named_and_its_files_are_not(ollama, server, files):
     ollama.models["base:latest"] = Model("sha256:" + "5" * 64, info=sizes(64, 5))
     made = create(server, "fast", Plan(files[1], base="base"))

@@ -66,7 +66,8 @@ def create(
     """
     report = progress or _no_progress
     found, facts, block_size = _drafter(plan.drafter)
-    request: dict[str, object] = {"parameters": _parameters(plan, block_size), **plan.settings}
+    parameters = _parameters(plan, block_size)
+    request: dict[str, object] = {"parameters": parameters, **plan.settings}
     if quantize:
         request["quantize"] = _type(quantize)
     if draft_quantize:
@@ -89,6 +90,12 @@ def create(
         raise OllamaError(
             f"{name} was made, but the draft it has ({shown.draft}) is not {plan.drafter}"
             f" ({blobs[plan.drafter].digest}); remove it with `ollama rm {name}`, then run this again."
+        )
+    asked = parameters[DRAFT_NUM_PREDICT]
+    if shown.draft_num_predict != asked:
+        raise OllamaError(
+            f"{name} was made, but it drafts {shown.draft_num_predict} tokens where {asked} were asked for: Ollama"
+            f" {version} at {server.url} does not keep {DRAFT_NUM_PREDICT}; upgrade it and run this again."
         )
     kept_bytes = sum(blob.n_bytes for blob in different) - sent_bytes
     return Created(name, version, shown.draft, facts.version, shown.draft_num_predict, sent_bytes, kept_bytes)
