@@ -298,3 +298,16 @@ def test_the_draft_is_asked_of_the_modelfile_not_of_a_licence_in_it(ollama, serv
 def test_a_shown_modelfile_that_does_not_parse_still_names_the_draft(server, files):
     plan = Plan(files[1], (files[0],), settings={"license": ['he said "no"', 'x"""y\n', '"']})
     assert create(server, "fast", plan).draft == digest(files[1])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a:", "a/", "n.s/a", "a:b:c", "a/b/c/d", "\u00e9", "a" * 81, "a\n"])
+def test_a_name_that_ollama_cannot_take_is_refused_before_anything_is_sent(ollama, server, pair, name):
+    with pytest.raises(OllamaError, match="is no name that Ollama takes"):
+        create(server, name, plan_of_pair(pair))
+    assert ollama.requests == []
+
+
+@pytest.mark.parametrize("name", ["a", "_a.B-1", "n-s/a:7b-q4_K.M", "localhost:5000/n/a:b", "http://box/n/a"])
+def test_names_that_ollama_takes_are_asked_for(ollama, server, pair, name):
+    create(server, name, plan_of_pair(pair))
+    assert ollama.created[0]["model"] == name

@@ -100,6 +100,16 @@ def test_a_redirect_says_where_it_leads(ollama, server):
         server.version()
 
 
+@pytest.mark.parametrize("place", [b"http://[::1", b"http://xn--a/", b"//", b"http://a:99999/", b"http://a b"])
+def test_a_redirect_to_no_address_is_one_sentence(ollama, server, place):
+    for path in ("/api/version", "/api/show"):
+        ollama.answers[path] = (301, "text/plain", place)
+    for call in (server.version, lambda: server.show("m")):
+        with pytest.raises(OllamaError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("body", [PAGE, b"[]", b"null", b'{"models": 3}', b'{"models": [3]}', b"{}"])
 def test_answers_of_another_shape_are_no_ollama(ollama, server, body):
     for path in ("/api/ps", "/api/tags", "/api/show"):

@@ -15,7 +15,7 @@ from dflash2.gguf_info import read_gguf_info
 from dflash2.modelfiles.ollama.blobs import Blob, Progress, read_blob, send
 from dflash2.modelfiles.ollama.plan import Plan
 from dflash2.modelfiles.ollama.server import Server
-from dflash2.modelfiles.ollama.shown import full_name, show
+from dflash2.modelfiles.ollama.shown import check_name, full_name, show
 from dflash2.modelfiles.ollama_create import DRAFT_QUANTIZATIONS, check_draft_quantization
 from dflash2.modelfiles.parameters import DRAFT_NUM_PREDICT
 
@@ -60,10 +60,11 @@ def create(
         progress: called with (what is being done, bytes done, bytes in all or None); what the server reports of its
             own is among it.
 
-    Raises OptionError for a drafter that cannot be quantised, and OllamaError for a server that does not answer or
-    refuses, files that cannot be sent, a drafter that Ollama would not take for one, and a model that came without its
+    Raises OptionError for a drafter that cannot be quantised, and OllamaError for a bad name, a server that does not answer
+    or refuses, files that cannot be sent, a drafter that Ollama would not take for one, and a model that came without its
     draft.
     """
+    check_name(name)
     report = progress or _no_progress
     found, facts, block_size = _drafter(plan.drafter)
     parameters = _parameters(plan, block_size)
