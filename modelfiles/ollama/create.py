@@ -60,9 +60,9 @@ def create(
         progress: called with (what is being done, bytes done, bytes in all or None); what the server reports of its
             own is among it.
 
-    Raises OptionError for a drafter that cannot be quantised, and OllamaError for a bad name, a server that does not answer
-    or refuses, files that cannot be sent, a drafter that Ollama would not take for one, and a model that came without its
-    draft.
+    Raises OptionError for a drafter that cannot be quantised, and OllamaError for a bad name, a server that does not
+    answer or refuses, files that cannot be sent, a drafter that Ollama would not take for one, and a model that came
+    without its draft.
     """
     check_name(name)
     report = progress or _no_progress
