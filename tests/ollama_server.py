@@ -71,6 +71,9 @@ class OllamaServer:
         # Uploads whose connection breaks after all has arrived, so that only the answer is lost.
         self.lost_answers = 0
         self.broken_for_good = False
+        # Uploads that a busy server refuses once their first bytes have arrived.
+        self.busy = 0
+        self.head_status: int | None = None
         self.disk_bytes: int | None = None
         self.corrupts = False
         # Called as soon as the first bytes of an upload have arrived.
@@ -81,6 +84,7 @@ class OllamaServer:
         self.reports: list[bytes] | None = None
         # The last layer is another than the one that was sent.
         self.attaches_another = False
+        self.drops_parameters = False
 
     def __enter__(self) -> "OllamaServer":
         server = self
@@ -110,7 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self):
         self._log()
         digest = self.path.rsplit("/", 1)[1]
-        self._answer(200 if digest in self.ollama.blobs else 404, b"")
+        status = self.ollama.head_status or (200 if digest in self.ollama.blobs else 404)
+        self._answer(status, b"")
 
     def do_GET(self):
         self._log()
@@ -157,6 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
         if cut is not None:
             self.rfile.read(max(0, min(cut, n_bytes) - len(data)))
             self._hang_up()
+            return
+        if self.ollama.busy:
+            self.ollama.busy -= 1
+            self.close_connection = True
+            self._answer(503, b"busy", "text/plain")
             return
         room = self.ollama.disk_bytes
         if room is not None and sum(map(len, self.ollama.blobs.values())) + n_bytes > room:
@@ -227,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         return Model(
             base if not body.get("quantize") else digest_of(base.encode()),
             draft,
-            body.get("parameters") or {},
+            {} if self.ollama.drops_parameters else body.get("parameters") or {},
             body.get("template"),
             body.get("system"),
             tuple(body.get("license") or ()),

@@ -140,3 +140,16 @@ def test_what_is_no_file_or_empty_is_refused_before_anything_is_sent(tmp_path):
     }.items():
         with pytest.raises(OllamaError, match=says):
             read_blob(tmp_path / name, silent)
+
+
+def test_a_server_that_is_busy_in_the_middle_of_a_blob_is_tried_again(ollama, server, path):
+    ollama.busy = 1
+    blob = read_blob(path, silent)
+    assert send(server, blob, silent) is True
+    assert ollama.uploads() == [blob.digest] * 2
+
+
+def test_a_refusal_without_a_body_says_what_its_status_means(ollama, server):
+    ollama.head_status = 500
+    with pytest.raises(OllamaError, match=r"refused the request for a blob: Internal Server Error \(status 500\)\."):
+        server.has_blob("sha256:" + "0" * 64)

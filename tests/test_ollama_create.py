@@ -90,6 +90,12 @@ def test_another_draft_than_ours_is_found_out(ollama, server, pair, files):
         create(server, "fast", plan_of_pair(pair))
 
 
+def test_another_number_of_draft_tokens_than_ours_is_found_out(ollama, server, pair):
+    ollama.drops_parameters = True
+    with pytest.raises(OllamaError, match=r"it drafts 4 tokens where 3 were asked for: Ollama 0\.40\.0"):
+        create(server, "fast", plan_of_pair(pair))
+
+
 def test_a_base_of_the_server_is_named_and_its_files_are_not(ollama, server, files):
     ollama.models["base:latest"] = Model("sha256:" + "5" * 64, info=sizes(64, 5))
     made = create(server, "fast", Plan(files[1], base="base"))
@@ -292,3 +298,16 @@ def test_the_draft_is_asked_of_the_modelfile_not_of_a_licence_in_it(ollama, serv
 def test_a_shown_modelfile_that_does_not_parse_still_names_the_draft(server, files):
     plan = Plan(files[1], (files[0],), settings={"license": ['he said "no"', 'x"""y\n', '"']})
     assert create(server, "fast", plan).draft == digest(files[1])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a:", "a/", "n.s/a", "a:b:c", "a/b/c/d", "\u00e9", "a" * 81, "a\n"])
+def test_a_name_that_ollama_cannot_take_is_refused_before_anything_is_sent(ollama, server, pair, name):
+    with pytest.raises(OllamaError, match="is no name that Ollama takes"):
+        create(server, name, plan_of_pair(pair))
+    assert ollama.requests == []
+
+
+@pytest.mark.parametrize("name", ["a", "_a.B-1", "n-s/a:7b-q4_K.M", "localhost:5000/n/a:b", "http://box/n/a"])
+def test_names_that_ollama_takes_are_asked_for(ollama, server, pair, name):
+    create(server, name, plan_of_pair(pair))
+    assert ollama.created[0]["model"] == name

@@ -23,6 +23,7 @@ PAGE = b"<html><body>nginx \x1b[31m</body></html>"
         ("https://box.example/ollama/", "https://box.example:443/ollama", False),
         ("10.0.0.7", "http://10.0.0.7:11434", False),
         ("::1", "http://[::1]:11434", True),
+        ("http://::1/", "http://[::1]", True),
         (' "127.0.0.2:7" ', "http://127.0.0.2:7", True),
     ],
 )
@@ -93,19 +94,22 @@ def test_what_is_no_ollama_is_said_so(ollama, server, answer):
         server.version()
 
 
-@pytest.mark.parametrize("location", [b"http://[::1", b"http://a:b:c/", b"//host:port", b""])
-def test_a_redirect_to_no_address_is_one_sentence(ollama, server, location):
-    ollama.answers["/api/version"] = ollama.answers["/api/show"] = (307, "text/plain", location)
-    for call in (server.version, lambda: server.show("m")):
-        with pytest.raises(OllamaError) as caught:
-            call()
-        assert "\n" not in str(caught.value)
-
-
 def test_a_redirect_says_where_it_leads(ollama, server):
     ollama.answers["/api/version"] = (301, "text/plain", b"https://elsewhere.example/")
     with pytest.raises(OllamaError, match=r"redirects to https://elsewhere\.example/; give that address"):
         server.version()
+
+
+@pytest.mark.parametrize(
+    "place", [b"http://[::1", b"http://a:b:c/", b"//host:port", b"", b"http://xn--a/", b"http://a b"]
+)
+def test_a_redirect_to_no_address_is_one_sentence(ollama, server, place):
+    for path in ("/api/version", "/api/show"):
+        ollama.answers[path] = (301, "text/plain", place)
+    for call in (server.version, lambda: server.show("m")):
+        with pytest.raises(OllamaError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("body", [PAGE, b"[]", b"null", b'{"models": 3}', b'{"models": [3]}', b"{}"])
@@ -144,9 +148,12 @@ def test_a_long_refusal_is_cut_to_one_line(ollama, server):
     [
         ([b'{"status": "parsing"}\n', b"not JSON\n"], "does not speak as Ollama does"),
         ([b"[1]\n"], "does not speak as Ollama does"),
-        ([b'{"status": "x", "total": 1e400}\n'], "does not speak as Ollama does"),
-        ([b'{"status": "x", "completed": NaN, "total": 5}\n'], "does not speak as Ollama does"),
         ([b'{"status": "x", "total": "many"}\n'], "does not speak as Ollama does"),
+        ([b'{"status": "x", "total": 1e400}\n'], "does not speak as Ollama does"),
+        ([b'{"status": "x", "completed": NaN}\n'], "does not speak as Ollama does"),
+        ([b'{"status": "x", "completed": -Infinity}\n'], "does not speak as Ollama does"),
+        ([b'{"status": "x", "completed": 1' + b"0" * 400 + b', "total": 1}\n'], "does not speak as Ollama does"),
+        ([b'{"status": "x", "total": -1}\n'], "does not speak as Ollama does"),
         ([b"\xff\n"], "does not speak as Ollama does"),
         ([b"x" * 3_000_000], "does not speak as Ollama does"),
         ([], r"ended before m was made; look into the server's log"),
@@ -154,7 +161,7 @@ def test_a_long_refusal_is_cut_to_one_line(ollama, server):
         ([b'{"error": "unexpected EOF"}\n'], r"refused the creation of m: unexpected EOF\."),
         ([b'{"status": "x"}\n', b'{"error": "no space left on device", "status": 500}'], "make room where the server"),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_a_creation_that_goes_wrong_midway_is_one_sentence(ollama, server, reports, says):
     ollama.reports = reports

@@ -6,7 +6,10 @@ end a command that was given a good address.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import ssl
+import sys
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -19,12 +22,24 @@ if TYPE_CHECKING:
     import ollama
 
 NO_ADDRESS = "is no address of a server; give host:port with --host or OLLAMA_HOST."
-_READ_AT_IMPORT = ("ollama_host", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
+# What a client is made of where it is told nothing.
+_READ_AT_IMPORT = (
+    "ollama_host",
+    "ollama_api_key",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "ssl_cert_file",
+    "ssl_cert_dir",
+)
 _TIMEOUT = httpx.Timeout(120, connect=10)
 
 
 def package() -> Any:
     """The module `ollama`."""
+    if "ollama" in sys.modules:
+        return sys.modules["ollama"]
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower() in _READ_AT_IMPORT}
     try:
         return import_module("ollama")
@@ -36,12 +51,13 @@ def connect(host: str | None) -> tuple[ollama.Client, httpx.Client]:
     """A client of the server at `host`, else at OLLAMA_HOST, else at 127.0.0.1:11434, and what it speaks HTTP with.
 
     A loopback address is never asked of a proxy: Ollama's own client does not either. Raises OllamaError if it is no
-    address, or if the proxy of the environment cannot be used.
+    address, or if the proxy, the certificates or the key of the environment cannot be used.
     """
     given = host or os.environ.get("OLLAMA_HOST") or ""
     address = _plain(given) or "127.0.0.1"
+    _check_key()
     make: Any = package().Client
-    options: dict[str, Any] = {"timeout": _TIMEOUT, "follow_redirects": False}
+    options: dict[str, Any] = {"timeout": _TIMEOUT, "follow_redirects": False, "verify": _certificates()}
     try:
         client = make(address, trust_env=False, **options)
         url = client._client.base_url
@@ -55,19 +71,36 @@ def connect(host: str | None) -> tuple[ollama.Client, httpx.Client]:
             client = make(address, **options)
         except (ValueError, httpx.InvalidURL, ImportError) as error:
             raise OllamaError(
-                f"The proxy that the environment names for {url} (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) cannot be used"
-                f" ({error}); name one that starts with http://, or put the server into NO_PROXY."
+                f"The proxy that the environment names for {url} (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) cannot be used;"
+                " name one that starts with http://, or put the server into NO_PROXY."
             ) from error
     return client, client._client
 
 
+def _certificates() -> ssl.SSLContext:
+    """Those that a server over https is checked with."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise OllamaError(
+            "The certificates that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read; correct or unset it."
+        ) from error
+
+
+def _check_key() -> None:
+    """The client sends it as a header, which holds printable ASCII only."""
+    key = os.environ.get("OLLAMA_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise OllamaError("OLLAMA_API_KEY has characters that no key has; copy it again.")
+
+
 def _plain(host: str) -> str:
     """`host` without the spaces and quotes around it, an IPv6 address in brackets: as Ollama itself reads it."""
-    host = host.strip().strip("\"'").strip()
-    try:
-        return f"[{host}]" if ip_address(host).version == 6 else host
-    except ValueError:
-        return host
+    scheme, mark, rest = host.strip().strip("\"'").strip().rpartition("://")
+    name, slash, path = rest.partition("/")
+    with contextlib.suppress(ValueError):  # a name, or with a port
+        name = f"[{name}]" if ip_address(name).version == 6 else name
+    return f"{scheme}{mark}{name}{slash}{path}"
 
 
 def is_own(host: str) -> bool:

@@ -15,7 +15,7 @@ from dflash2.gguf_info import read_gguf_info
 from dflash2.modelfiles.ollama.blobs import Blob, Progress, read_blob, send
 from dflash2.modelfiles.ollama.plan import Plan
 from dflash2.modelfiles.ollama.server import Server
-from dflash2.modelfiles.ollama.shown import full_name, show
+from dflash2.modelfiles.ollama.shown import check_name, full_name, show
 from dflash2.modelfiles.ollama_create import DRAFT_QUANTIZATIONS, check_draft_quantization
 from dflash2.modelfiles.parameters import DRAFT_NUM_PREDICT
 
@@ -60,13 +60,15 @@ def create(
         progress: called with (what is being done, bytes done, bytes in all or None); what the server reports of its
             own is among it.
 
-    Raises OptionError for a drafter that cannot be quantised, and OllamaError for a server that does not answer or
-    refuses, files that cannot be sent, a drafter that Ollama would not take for one, and a model that came without its
-    draft.
+    Raises OptionError for a drafter that cannot be quantised, and OllamaError for a bad name, a server that does not
+    answer or refuses, files that cannot be sent, a drafter that Ollama would not take for one, and a model that came
+    without its draft.
     """
+    check_name(name)
     report = progress or _no_progress
     found, facts, block_size = _drafter(plan.drafter)
-    request: dict[str, object] = {"parameters": _parameters(plan, block_size), **plan.settings}
+    parameters = _parameters(plan, block_size)
+    request: dict[str, object] = {"parameters": parameters, **plan.settings}
     if quantize:
         request["quantize"] = _type(quantize)
     if draft_quantize:
@@ -89,6 +91,12 @@ def create(
         raise OllamaError(
             f"{name} was made, but the draft it has ({shown.draft}) is not {plan.drafter}"
             f" ({blobs[plan.drafter].digest}); remove it with `ollama rm {name}`, then run this again."
+        )
+    asked = parameters[DRAFT_NUM_PREDICT]
+    if shown.draft_num_predict != asked:
+        raise OllamaError(
+            f"{name} was made, but it drafts {shown.draft_num_predict} tokens where {asked} were asked for: Ollama"
+            f" {version} at {server.url} does not keep {DRAFT_NUM_PREDICT}; upgrade it and run this again."
         )
     kept_bytes = sum(blob.n_bytes for blob in different) - sent_bytes
     return Created(name, version, shown.draft, facts.version, shown.draft_num_predict, sent_bytes, kept_bytes)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _PATIENT = httpx.Timeout(None, connect=10, write=120)
 _SHOWN_CHARACTERS = 300
 _READ_BYTES = 1 << 20
+_MAX_COUNT = 2**63 - 1
+# Of a server or proxy that is busy, restarts or gave up waiting: another try may do.
+_PASSING = (502, 503, 504)
 _FULL_DISK = ("no space left", "not enough space", "disk quota", "disk full")
 # What parsing an answer of something that is no Ollama raises, inside the client too.
 _NONSENSE = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
@@ -134,7 +137,7 @@ class Server:
                 if report.get("error"):
                     raise OllamaError(self._refusal(what, str(report["error"])))
                 done = done or report.get("status") == "success"
-                completed, total = int(report.get("completed") or 0), int(report.get("total") or 0)
+                completed, total = _count(report.get("completed")), _count(report.get("total"))
                 yield Step(str(report.get("status", "")), completed, total or None)
         if not done:
             raise OllamaError(
@@ -144,7 +147,11 @@ class Server:
     def _require_success(self, response: httpx.Response, what: str) -> None:
         if response.is_success:
             return
-        text = f"{_error_text(_read(response))} (status {response.status_code})"
+        # An answer to HEAD has no body.
+        said = _error_text(_read(response)).strip() or response.reason_phrase or "no reason given"
+        text = f"{said} (status {response.status_code})"
+        if response.status_code in _PASSING:
+            raise OllamaBrokenError(self._refusal(what, text))
         is_digest = response.status_code == httpx.codes.BAD_REQUEST and "digest mismatch" in text
         raise (OllamaDigestError if is_digest else OllamaError)(self._refusal(what, text))
 
@@ -186,6 +193,14 @@ def _read(response: httpx.Response) -> bytes:
         if len(body) > _READ_BYTES:
             break
     return body
+
+
+def _count(value: Any) -> int:
+    """A number of bytes, 0 for none; raises ValueError or OverflowError for what is none."""
+    count = int(value or 0)
+    if not 0 <= count <= _MAX_COUNT:
+        raise ValueError("no number of bytes")
+    return count
 
 
 def _lines(response: httpx.Response) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dflash2.errors import ModelfileError
+from dflash2.errors import ModelfileError, OllamaError
 from dflash2.modelfiles.grammar import MODEL
 from dflash2.modelfiles.modelfile import Modelfile
 from dflash2.modelfiles.ollama.server import Server
@@ -14,6 +14,11 @@ from dflash2.modelfiles.parameters import DRAFT_NUM_PREDICT
 # What the server takes where a model does not say.
 _DEFAULT_DRAFT_TOKENS = 4
 _BLOB = re.compile(r"sha256[-:]([0-9a-f]{64})\"*$")
+_WORD = r"[A-Za-z0-9_]"
+_NAME = re.compile(
+    rf"(?:(?:(?:[a-z]+://)?{_WORD}[\w.:-]{{0,349}}/)?{_WORD}[\w-]{{0,79}}/)?{_WORD}[\w.-]{{0,79}}(?::{_WORD}[\w.-]{{0,79}})?",
+    re.ASCII,
+)
 _LINE = re.compile(r"^(FROM|DRAFT|PARAMETER draft_num_predict) (.*)$", re.MULTILINE)
 
 
@@ -53,6 +58,15 @@ def show(server: Server, name: str) -> Shown:
 def full_name(name: str) -> str:
     """A model's name with its tag, which is `latest` where none is given."""
     return name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
+
+
+def check_name(name: str) -> None:
+    """Raises OllamaError if `name` is none that a model can have: `[[host/]namespace/]model[:tag]`."""
+    if not _NAME.fullmatch(name):
+        raise OllamaError(
+            f"{name} is no name that Ollama takes; give model, model:tag or namespace/model:tag, each of at most 80"
+            " ASCII letters, digits, `_`, `-` and `.` (none in the namespace), a letter, digit or `_` first."
+        )
 
 
 def _commands(modelfile: str) -> list[tuple[str, str]]:
