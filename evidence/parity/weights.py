@@ -124,8 +124,8 @@ def _known(name: str) -> bool:
 class Weights:
     """Matrices of `drafter`, and embedding and head of `target` where the drafter has none, in double precision.
 
-    Read when they are needed, and large ones not kept, so that a drafter of any size fits. With `rounding`, every product rounds
-    its activations as llama.cpp does for the type of that matrix.
+    Read when they are needed, and large ones not kept, so that a drafter of any size fits. With `rounding`, every
+    product rounds its activations as llama.cpp does for the type of that matrix.
     """
 
     def __init__(self, drafter: Path, target: Path, *, rounding: bool) -> None:
