@@ -64,6 +64,7 @@ class Walk:
         self._geometry = weights.geometry
         self._done: list[Computed] = []
         self._layer: int | None = None
+        self._unseen: tuple[str, ...] = ()  # weights of stages before, for which the next observed one answers
 
     def stages(self) -> tuple[Computed, ...]:
         """All stages up to the logits, in the order of computation."""
@@ -95,9 +96,11 @@ class Walk:
         layered = key if self._layer is None else f"{key}-{self._layer}"
         source = self._seen.injected if layered in self._seen.injected else self._seen.block
         if layered not in source:
+            self._unseen += tensors
             return value
         observed = source[layered].reshape(value.shape)
-        self._done.append(Computed(name, self._layer, observed, value, tensors))
+        self._done.append(Computed(name, self._layer, observed, value, (*self._unseen, *tensors)))
+        self._unseen = ()
         return observed
 
     def _own(self, part: str) -> str:
@@ -132,7 +135,8 @@ class Walk:
     def _values(self, x: Any, key: str, name: str) -> Any:
         tensor = self._own("attn_v.weight")
         values = self._weights.product(tensor, x).unflatten(-1, (self._geometry.kv_heads, -1))
-        return self._note(name, key, values, tensor)
+        values, self._unseen = self._note(name, key, values, tensor), ()  # "attention" answers for them
+        return values
 
     def _rope(self, x: Any, positions: Any) -> Any:
         """Rotate halves of the first `rope_dim` of `x` [n, heads, head size]."""
