@@ -60,7 +60,7 @@ dflash2_without_ollama() {{
             ''|{ollama}|{ollama}/*) continue ;;
         esac
         # Ollama may call its folder by a symbolic link.
-        if [ "$dflash2_entry" -ef {ollama} ] || [ "$dflash2_entry/.." -ef {ollama} ]; then
+        if [ "$dflash2_entry" -ef {ollama} ] || [ "${{dflash2_entry%/*}}" -ef {ollama} ]; then
             continue
         fi
         dflash2_list=$dflash2_list${{dflash2_list:+:}}$dflash2_entry
