@@ -16,6 +16,7 @@ from dflash2.evidence.intervals import MedianInterval, median_interval
 from dflash2.evidence.machine import Machine, Memory, memory_taken, this_machine
 from dflash2.evidence.parity import Parity, StageResult, parity
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
+from dflash2.evidence.report import Section, html, read_section
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
 from dflash2.evidence.server_engine import LlamaServerEngine
@@ -72,6 +73,7 @@ __all__ = [
     "Result",
     "Run",
     "Sampling",
+    "Section",
     "Setting",
     "StageResult",
     "Variant",
@@ -86,6 +88,7 @@ __all__ = [
     "dataset_prompts",
     "exactness",
     "file_prompts",
+    "html",
     "measure",
     "median_interval",
     "memory_taken",
@@ -93,6 +96,7 @@ __all__ = [
     "opened",
     "parity",
     "read_result",
+    "read_section",
     "scaled_target",
     "summarize",
     "texts",
