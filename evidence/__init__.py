@@ -13,10 +13,11 @@ from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest,
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling, opened
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
 from dflash2.evidence.intervals import MedianInterval, median_interval
+from dflash2.evidence.lattices import CycleLattice, LatticePosition, Offered, cycle_lattice
 from dflash2.evidence.machine import Machine, Memory, memory_taken, this_machine
 from dflash2.evidence.parity import Parity, StageResult, parity
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
-from dflash2.evidence.report import Section, html, read_section
+from dflash2.evidence.report import Section, html, read_section, write_pngs
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
 from dflash2.evidence.server_engine import LlamaServerEngine
@@ -52,11 +53,13 @@ __all__ = [
     "Candidate",
     "Change",
     "Comparison",
+    "CycleLattice",
     "Difference",
     "DistributionTest",
     "Engine",
     "Exactness",
     "Judgement",
+    "LatticePosition",
     "Lengths",
     "LlamaServerEngine",
     "Machine",
@@ -65,6 +68,7 @@ __all__ = [
     "Memory",
     "ModelFile",
     "Observed",
+    "Offered",
     "Parity",
     "Position",
     "Prompt",
@@ -85,6 +89,7 @@ __all__ = [
     "builtin_prompts",
     "check_distribution",
     "compare_benches",
+    "cycle_lattice",
     "dataset_prompts",
     "exactness",
     "file_prompts",
@@ -102,5 +107,6 @@ __all__ = [
     "texts",
     "this_machine",
     "verify",
+    "write_pngs",
     "write_result",
 ]

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from dflash2.errors import EvidenceError
 from dflash2.evidence.report.charts import Chart, charts
 from dflash2.evidence.report.drawing import Drawing
+from dflash2.evidence.report.lattice_view import LatticeView, lattice_views
 from dflash2.evidence.report.svg import drawn
 from dflash2.evidence.report.tables import Table, plain, tables
 from dflash2.evidence.results import Result, read_result
@@ -29,6 +30,7 @@ class Section:
     result: Result
     tables: tuple[Table, ...]
     charts: tuple[Chart, ...]
+    lattices: tuple[LatticeView, ...]
 
     @property
     def drawings(self) -> tuple[Drawing, ...]:
@@ -42,7 +44,7 @@ def read_section(path: Path) -> Section:
     if result.command not in REPORTED:
         raise EvidenceError(f"{path} is a result of {result.command!r}; a report shows those of {', '.join(REPORTED)}.")
     try:
-        return Section(path.name, result, tables(result), charts(result))
+        return Section(path.name, result, tables(result), charts(result), lattice_views(result))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EvidenceError(
             f"The rows of {path} are not those that dflash2 {result.command} writes ({type(error).__name__}: {error}); "

@@ -7,8 +7,8 @@ import math
 from dflash2.evidence.report.charts import Chart
 from dflash2.evidence.report.drawing import Box, Drawing, Line, Words, clipped, colour
 
-_WIDTH, _HEIGHT = 680, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 500, 16, 270  # the plot within the picture; the legend stands to the right
+_WIDTH, _HEIGHT = 680, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 500, 28, 280  # the plot within the picture; the legend stands to the right
 _BAR, _BAR_STEP = 18, 44
 _LEGEND_STEP, _LEGEND_CHARACTERS = 18, 24
 _TICKS = 5
