@@ -10,6 +10,7 @@ from dflash2.evidence.report.drawing import Box, Drawing, Line, Words, clipped, 
 _WIDTH, _HEIGHT = 680, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 500, 28, 280  # the plot within the picture; the legend stands to the right
 _BAR, _BAR_STEP = 18, 44
+_TOTAL = 60  # the total stands behind the bar
 _LEGEND_STEP, _LEGEND_CHARACTERS = 18, 24
 _TICKS = 5
 
@@ -49,7 +50,7 @@ def _lines(chart: Chart) -> Drawing:
 
 def _bars(chart: Chart) -> Drawing:
     totals = [sum(one.y[at] for one in chart.series) for at in range(len(chart.bars))]
-    scale = (_RIGHT - _LEFT) / _top(chart, totals)
+    scale = (_RIGHT - _TOTAL - _LEFT) / _top(chart, totals)
     boxes, words = [], []
     for at, (name, total) in enumerate(zip(chart.bars, totals, strict=True)):
         x, y = float(_LEFT), _TOP + at * _BAR_STEP

@@ -40,7 +40,7 @@ def number(value: float | None, form: str) -> str:
 def plain(value: Any) -> str:
     """A setting or a total in words."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {plain(entry)}" for name, entry in value.items())
+        return ", ".join(f"{name}: {plain(entry)}" for name, entry in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(plain(entry) for entry in value) or "none"
     if isinstance(value, bool) or value is None:
