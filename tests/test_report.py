@@ -37,7 +37,7 @@ def analysis(engine):
 
 
 @pytest.fixture(scope="module")
-def with_lattices(analysis, engine, tmp_path_factory):
+def with_lattices(analysis, tmp_path_factory):
     """The saved result with lattices of the real pair; a prompt and a candidate are named to break out of the page."""
     data = json.loads(SAVED.read_text(encoding="utf-8"))
     rows = json.loads(json.dumps([{"kind": "lattice", **asdict(one)} for one in analysis.lattices]))
@@ -132,7 +132,7 @@ def test_the_command_fails_in_one_sentence_and_leaves_the_old_page(tmp_path):
 def test_kept_cycles_are_those_of_generation(analysis, engine):
     """Each starts behind what the last one accepted, and its lattice is what the runtime drafts there."""
     (prompt,) = builtin_prompts(["code"], most=1)
-    tokens = engine.tokens_of(prompt)
+    tokens = engine.tokens_of(prompt, chat=False)
     text = engine.generate(tokens, 60, depth=0).tokens
     reached = 0
     assert len(analysis.lattices) == N_LATTICES
@@ -140,7 +140,7 @@ def test_kept_cycles_are_those_of_generation(analysis, engine):
         assert (cycle.prompt, cycle.token) == (prompt.id, reached)
         assert cycle.anchor == engine.text_of([text[reached]])
         wanted = [position.wanted for position in cycle.positions]
-        assert wanted == text[reached + 1 : reached + 8]
+        assert wanted == list(text[reached + 1 : reached + 8])
         engine.llm.depth = engine.most
         (lattice,) = engine.llm.lattices([*tokens, *text], [len(tokens) + reached])
         assert [position.path for position in cycle.positions] == lattice.tokens.tolist()
@@ -169,9 +169,16 @@ def test_a_browser_shows_pictures_and_the_chosen_lattice(with_lattices, bench_fi
 
     page, picture = tmp_path / "page.html", tmp_path / "page.png"
     page.write_text(page_of(with_lattices, bench_file), encoding="utf-8")
-    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}")
+    options = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    )
     size = ("--window-size=1100,3200", "--hide-scrollbars")
-    dom = subprocess.run([CHROMIUM, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=60)
+    dump = [CHROMIUM, *options, "--dump-dom", page.as_uri()]
+    dom = subprocess.run(dump, capture_output=True, text=True, timeout=60, check=True)
     assert "<title>DFlash 2 report</title>" in dom.stdout, dom.stderr  # the script of the file did not run
     assert re.findall(r'<div class="lattice"( hidden="")?>', dom.stdout) == ["", *[' hidden=""'] * (N_LATTICES - 1)]
     first = dom.stdout.split('<div class="lattice"')[1]
