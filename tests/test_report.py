@@ -133,7 +133,9 @@ def test_kept_cycles_are_those_of_generation(analysis, engine):
     """Each starts behind what the last one accepted, and its lattice is what the runtime drafts there."""
     (prompt,) = builtin_prompts(["code"], most=1)
     tokens = engine.tokens_of(prompt, chat=False)
-    text = engine.generate(tokens, 60, depth=0).tokens
+    text = engine.generate(tokens, 37, depth=0).tokens
+    engine.llm.depth = engine.most
+    lattices = engine.llm.lattices([*tokens, *text], [len(tokens) + first for first in range(30)])
     reached = 0
     assert len(analysis.lattices) == N_LATTICES
     for cycle in analysis.lattices:
@@ -141,8 +143,7 @@ def test_kept_cycles_are_those_of_generation(analysis, engine):
         assert cycle.anchor == engine.text_of([text[reached]])
         wanted = [position.wanted for position in cycle.positions]
         assert wanted == list(text[reached + 1 : reached + 8])
-        engine.llm.depth = engine.most
-        (lattice,) = engine.llm.lattices([*tokens, *text], [len(tokens) + reached])
+        lattice = lattices[reached]
         assert [position.path for position in cycle.positions] == lattice.tokens.tolist()
         assert [[one.token for one in position.candidates] for position in cycle.positions] == lattice.ids.tolist()
         assert np.allclose([sum(one.q for one in position.candidates) for position in cycle.positions], 1)

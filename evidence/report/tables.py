@@ -48,6 +48,12 @@ def plain(value: Any) -> str:
     return format(value, ".4g") if isinstance(value, float) else str(value)
 
 
+def _chain(sampling: Row) -> str:
+    """The settings of a sampler chain that do something, as far as that can be seen from their values."""
+    idle = {"top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
+    return plain({name: value for name, value in sampling.items() if idle.get(name) != value})
+
+
 def _share(count: int, n: int) -> str:
     return f"{count / n:.1%}" if n else "-"
 
@@ -168,7 +174,7 @@ def _of_verify(result: Result) -> Iterable[Table]:
         tuple(
             (
                 str(row["question"]),
-                plain(row["sampling"]),
+                _chain(row["sampling"]),
                 str(row["prompt"] or "all"),
                 str(row["n"]),
                 number(row["p"], ".3g"),
