@@ -110,6 +110,7 @@ def test_characters_that_steer_are_spelt_out(tmp_path):
         ({"command": "tune"}, "is a result of 'tune'; a report shows those of analyze, bench, parity, verify"),
         ({"rows": [{"kind": "position"}]}, "are not those that dflash2 analyze writes"),
         ({"rows": ["text"]}, "are not those that dflash2 analyze writes"),
+        ({"conditions": ["threads"]}, "are not those that dflash2 analyze writes"),
         ({"machine": None}, "is no result of dflash2"),
     ],
 )
