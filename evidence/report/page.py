@@ -60,7 +60,8 @@ def read_section(path: Path) -> Section:
         return _section(path.name, result)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EvidenceError(
-            f"The contents of {path} are not those that dflash2 {result.command} writes ({type(error).__name__}: {error}); "
+            f"The contents of {path} are not those that dflash2 {result.command} writes "
+            f"({type(error).__name__}: {error}); "
             "measure again."
         ) from error
 
