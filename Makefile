@@ -80,7 +80,7 @@ $(WHEELS)/.built: | .venv/.created
 
 # dflash pins exact versions of packages that the tests do not use: installed without its requirements.
 .venv/.tested: .venv/.installed
-	$(BIN)/python -m pip install --quiet ".[test,reference,build,server]"
+	$(BIN)/python -m pip install --quiet ".[test,reference,build,report,server]"
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
 	rm -rf build
 	touch $@

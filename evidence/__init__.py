@@ -13,9 +13,11 @@ from dflash2.evidence.distribution import DISTRIBUTION_CHAINS, DistributionTest,
 from dflash2.evidence.engines import GREEDY, Engine, PythonEngine, Run, Sampling, opened
 from dflash2.evidence.exact import Break, Exactness, Width, exactness
 from dflash2.evidence.intervals import MedianInterval, median_interval
+from dflash2.evidence.lattices import CycleLattice, LatticePosition, Offered, cycle_lattice
 from dflash2.evidence.machine import Machine, Memory, memory_taken, this_machine
 from dflash2.evidence.parity import Parity, StageResult, parity
 from dflash2.evidence.prompts import CATEGORIES, STYLES, Prompt, builtin_prompts, texts
+from dflash2.evidence.report import Section, html, read_section, write_pngs
 from dflash2.evidence.results import ModelFile, Result, model_files, read_result, write_result
 from dflash2.evidence.scaled_target import scaled_target
 from dflash2.evidence.server_engine import LlamaServerEngine
@@ -51,11 +53,13 @@ __all__ = [
     "Candidate",
     "Change",
     "Comparison",
+    "CycleLattice",
     "Difference",
     "DistributionTest",
     "Engine",
     "Exactness",
     "Judgement",
+    "LatticePosition",
     "Lengths",
     "LlamaServerEngine",
     "Machine",
@@ -64,6 +68,7 @@ __all__ = [
     "Memory",
     "ModelFile",
     "Observed",
+    "Offered",
     "Parity",
     "Position",
     "Prompt",
@@ -72,6 +77,7 @@ __all__ = [
     "Result",
     "Run",
     "Sampling",
+    "Section",
     "Setting",
     "StageResult",
     "Variant",
@@ -83,9 +89,11 @@ __all__ = [
     "builtin_prompts",
     "check_distribution",
     "compare_benches",
+    "cycle_lattice",
     "dataset_prompts",
     "exactness",
     "file_prompts",
+    "html",
     "measure",
     "median_interval",
     "memory_taken",
@@ -93,10 +101,12 @@ __all__ = [
     "opened",
     "parity",
     "read_result",
+    "read_section",
     "scaled_target",
     "summarize",
     "texts",
     "this_machine",
     "verify",
+    "write_pngs",
     "write_result",
 ]

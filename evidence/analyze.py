@@ -5,16 +5,19 @@ Arrays: A anchors of a text, n = block size - 1 drafted positions behind each, K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash2.errors import EvidenceError
 from dflash2.evidence.engines import PythonEngine
+from dflash2.evidence.lattices import CycleLattice, cycle_lattice
 from dflash2.evidence.prompts import Prompt
 from dflash2.native import IntArray
+from dflash2.runtime import Lattice
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -114,6 +117,7 @@ class Analysis:
         positions: one entry per drafted position.
         calibration: of q, over the path's tokens up to the first wrong one.
         left_out: ids of prompts that do not fit the context or whose text ended at once.
+        lattices: of the first cycles, as many as were asked for.
     """
 
     n_texts: int
@@ -123,6 +127,7 @@ class Analysis:
     positions: tuple[Position, ...]
     calibration: Calibration
     left_out: tuple[str, ...] = ()
+    lattices: tuple[CycleLattice, ...] = ()
 
 
 def analyze(
@@ -132,6 +137,7 @@ def analyze(
     n_tokens: int = 100,
     stride: int = 1,
     chat: bool = False,
+    n_lattices: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Generate greedily without drafting, and look at the drafter behind the tokens of each text.
@@ -142,25 +148,60 @@ def analyze(
         n_tokens: anchors of a text, those skipped included; fewer where it ends. The text is a block longer.
         stride: take every so many tokens as an anchor.
         chat: put prompts into the target's chat template.
+        n_lattices: keep the lattices of so many cycles, from the first text on; each cycle starts behind what the last
+            one accepted, or at the next anchor where that was skipped.
         progress: called with (prompts done, prompts in all).
 
     Raises EvidenceError if no text is left, and what the engine raises.
     """
-    observed, left_out = [], []
+    observed: list[Observed] = []
+    kept: list[CycleLattice] = []
+    left_out = []
     for number, prompt in enumerate(prompts, 1):
-        found = _observe(engine, engine.tokens_of(prompt, chat=chat), n_tokens, stride)
-        if found is None:
+        drafts = _drafts(engine, engine.tokens_of(prompt, chat=chat), n_tokens, stride)
+        if drafts is None:
             left_out.append(prompt.id)
         else:
-            observed.append(found)
+            observed.append(drafts.observed)
+            kept += islice(_cycles(engine, prompt.id, drafts), n_lattices - len(kept))
         if progress is not None:
             progress(number, len(prompts))
     if not observed:
         raise EvidenceError("no text is long enough to look at; raise the context, or give other prompts.")
-    return summarize(observed, every_position=stride == 1, left_out=left_out)
+    return replace(summarize(observed, every_position=stride == 1, left_out=left_out), lattices=tuple(kept))
 
 
-def _observe(engine: PythonEngine, prompt: Sequence[int], n_tokens: int, stride: int) -> Observed | None:
+@dataclass(frozen=True)
+class _Drafts:
+    """The lattices behind the anchors `firsts` [A] of a generated `text`."""
+
+    text: Sequence[int]
+    firsts: Sequence[int]
+    lattices: Sequence[Lattice]
+
+    @property
+    def observed(self) -> Observed:
+        """The same as arrays."""
+        n = len(self.lattices[0].tokens)
+        return Observed(
+            wanted=np.array([self.text[first + 1 : first + 1 + n] for first in self.firsts], np.int32),
+            ids=np.stack([lattice.ids for lattice in self.lattices]),
+            path=np.stack([lattice.tokens for lattice in self.lattices]),
+            q=np.stack([lattice.q for lattice in self.lattices]),
+        )
+
+
+def _cycles(engine: PythonEngine, prompt: str, drafts: _Drafts) -> Iterator[CycleLattice]:
+    """The cycles of one text, each behind what the last one accepted."""
+    reached = 0
+    for first, lattice in zip(drafts.firsts, drafts.lattices, strict=True):
+        if first >= reached:
+            found = cycle_lattice(engine, prompt, drafts.text, first, lattice)
+            reached = first + found.accepted + 1
+            yield found
+
+
+def _drafts(engine: PythonEngine, prompt: Sequence[int], n_tokens: int, stride: int) -> _Drafts | None:
     """The drafter behind the generated tokens that a whole block of text follows; None if there are none."""
     drafted = engine.llm.block_size - 1
     if len(prompt) + n_tokens + drafted > engine.llm.n_ctx():
@@ -170,13 +211,7 @@ def _observe(engine: PythonEngine, prompt: Sequence[int], n_tokens: int, stride:
     if not firsts:
         return None
     engine.llm.depth = engine.most
-    found = engine.llm.lattices([*prompt, *text], [len(prompt) + first for first in firsts])
-    return Observed(
-        wanted=np.array([text[first + 1 : first + 1 + drafted] for first in firsts], np.int32),
-        ids=np.stack([lattice.ids for lattice in found]),
-        path=np.stack([lattice.tokens for lattice in found]),
-        q=np.stack([lattice.q for lattice in found]),
-    )
+    return _Drafts(text, firsts, engine.llm.lattices([*prompt, *text], [len(prompt) + first for first in firsts]))
 
 
 def summarize(observed: Sequence[Observed], *, every_position: bool = True, left_out: Sequence[str] = ()) -> Analysis:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash2.native import FloatArray, IntArray, Outputs
-from dflash2.runtime.select import Draft, best_path
+from dflash2.runtime.select import best_path
 from dflash2.runtime.session import Session
 
 
@@ -22,13 +22,15 @@ class Lattice:
         tokens: the path [n], proposed to a greedy request.
         ids: the candidates [n, K], the likeliest by the drafter's logits first.
         logits: the drafter's logits of them [n, K], which the selector's pair scores are not part of.
-        q: the probability [n] of each token of the path among its candidates: softmax(S), T = 1.
+        chances: the probability [n, K] of each candidate behind the path so far: softmax(S), T = 1.
+        q: that [n] of each token of the path.
     """
 
     position: int
     tokens: IntArray
     ids: IntArray
     logits: FloatArray
+    chances: npt.NDArray[np.float64]
     q: npt.NDArray[np.float64]
 
 
@@ -58,15 +60,12 @@ def _lattice(session: Session, anchor: int) -> Lattice:
     assert path.ids is not None
     of_candidates = np.take_along_axis(logits, path.ids, axis=1)
     order = np.argsort(-of_candidates, axis=1, kind="stable")
+    chances = np.stack([path.draft(row).q[1] for row in range(len(path.tokens))])
     return Lattice(
         position=anchor,
         tokens=path.tokens,
         ids=np.take_along_axis(path.ids, order, axis=1),
         logits=np.take_along_axis(of_candidates, order, axis=1),
-        q=np.array([_chance_of_token(path.draft(row)) for row in range(len(path.tokens))]),
+        chances=np.take_along_axis(chances, order, axis=1),
+        q=np.array([row[ids == token][0] for row, ids, token in zip(chances, path.ids, path.tokens, strict=True)]),
     )
-
-
-def _chance_of_token(draft: Draft) -> float:
-    ids, q = draft.q
-    return float(q[ids == draft.token][0])

@@ -24,6 +24,7 @@ try:
     from dflash2.commands.ollama import ollama
     from dflash2.commands.parity import parity
     from dflash2.commands.patches import build, doctor, patch
+    from dflash2.commands.report import report
     from dflash2.commands.runtime import run
     from dflash2.commands.serve import serve
     from dflash2.commands.terminal import HELP, errors
@@ -101,6 +102,7 @@ for command in (
     bench,
     analyze,
     parity,
+    report,
     build,
     patch,
     doctor,

@@ -24,6 +24,7 @@ _SHOWN_RECALL = (1, 2, 4, 8, 16)
 @prompt_options
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=100, show_default=True, help="Per text.")
 @click.option("--stride", type=click.IntRange(min=1), default=1, show_default=True, help="Tokens between two drafts.")
+@click.option("--lattices", type=click.IntRange(min=0), default=0, show_default=True, help="Cycles kept in --json.")
 @pair_options
 @click.option("--json", "output", type=FILE, help="Also write the result as JSON.")
 def analyze(target: Path, drafter: Path, **options: Any) -> None:
@@ -38,6 +39,7 @@ def analyze(target: Path, drafter: Path, **options: Any) -> None:
             n_tokens=options["tokens"],
             stride=options["stride"],
             chat=options["chat"],
+            n_lattices=options["lattices"],
             progress=tick,
         )
         about = engine.about()
@@ -51,7 +53,8 @@ def analyze(target: Path, drafter: Path, **options: Any) -> None:
 
 def _rows(found: Analysis) -> tuple[dict[str, Any], ...]:
     positions = ({"kind": "position", **asdict(one)} for one in found.positions)
-    return (*positions, *({"kind": "bin", **asdict(one)} for one in found.calibration.bins))
+    bins = ({"kind": "bin", **asdict(one)} for one in found.calibration.bins)
+    return (*positions, *bins, *({"kind": "lattice", **asdict(one)} for one in found.lattices))
 
 
 def _summary(found: Analysis) -> dict[str, Any]:
