@@ -1,8 +1,9 @@
 """Proof of unchanged output and measured speed, on the user's own machine.
 
 `verify` compares token ids with drafting and without, `check_distribution` what rejection draws with what the target
-gives, `exactness` rows evaluated together with rows evaluated one by one. `analyze` says why acceptance is what it is.
-`bench` measures, and `scaled_target` makes a copy of a small target that costs what a real one costs.
+gives, `exactness` rows evaluated together with rows evaluated one by one. `analyze` says why acceptance is what it is,
+`parity` whether llama.cpp computes the drafter that was trained. `bench` measures, `html` shows saved results, and
+`scaled_target` makes a copy of a small target that costs what a real one costs.
 """
 
 from dflash2.evidence.analyze import Analysis, Bin, Calibration, Lengths, Observed, Position, analyze, summarize

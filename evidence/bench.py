@@ -200,8 +200,9 @@ def measure(
     every = (reference, *variants)
     tokenised = [(number, reference.engine.tokens_of(prompt, chat=chat)) for number, prompt in enumerate(prompts)]
     fitting = [(number, tokens) for number, tokens in tokenised if not n_ctx or len(tokens) + n_tokens <= n_ctx]
-    for one in every[: len(every) * bool(fitting)]:
-        one.engine.generate(fitting[0][1], n_tokens, depth=one.depth, past_end=past_end)
+    if fitting:
+        for one in every:
+            one.engine.generate(fitting[0][1], n_tokens, depth=one.depth, past_end=past_end)
     runs: dict[str, list[PromptRuns]] = {one.name: [] for one in variants}
     measured = set()
     for turn, (number, tokens) in enumerate(fitting):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -15,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from dflash2 import __version__
-from dflash2.errors import EvidenceError, OutputError
+from dflash2.errors import EvidenceError
 from dflash2.evidence.machine import Machine, this_machine
 from dflash2.gguf_info import read_gguf_info
 from dflash2.hashing import sha256_file
 from dflash2.native import Device
+from dflash2.whole_file import replacing
 
 SCHEMA = 1
 _PACKAGES = ("llama-cpp-python", "numpy", "gguf")
@@ -93,19 +92,8 @@ def _model_file(role: str, path: Path) -> ModelFile:
 def write_result(result: Result, path: Path) -> None:
     """Write `result` as JSON, numbers that are not finite as null, as a whole or not at all; raises OutputError."""
     text = json.dumps(_finite(asdict(result)), indent=1, allow_nan=False) + "\n"
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            temporary = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

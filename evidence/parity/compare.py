@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf.constants import GGMLQuantizationType
+
 from dflash2.errors import EvidenceError
 from dflash2.evidence.parity.engine import Drafted, drafted
 from dflash2.native import ContextOptions, FloatArray, Placement
@@ -20,7 +22,7 @@ _FLOOR = 2e-5  # single precision: rounding of sums, of exp and of rotation angl
 _ANGLE = 2e-7  # per position: an angle of rotation is a product in single precision
 _ROTATED = ("queries", "keys", "injected keys")
 _GPU_FLOOR = 2e-3  # CUDA multiplies single precision in TF32 (10 bits)
-_CACHE_TYPES = {0: "F32", 1: "F16", 30: "BF16", 8: "Q8_0", 2: "Q4_0"}
+_DEFAULT_CACHE = GGMLQuantizationType.F16  # llama.cpp's
 # Relative error (RMS) of weights of a type, at most.
 _WEIGHT_ERRORS = {
     "F32": 1e-6,
@@ -114,10 +116,11 @@ def parity(
     if checkpoint is not None:
         variants.append(Weights(checkpoint, target, rounding=False))
     judge = _Judge(tuple(variants), _FLOOR if not placement.n_gpu_layers else _GPU_FLOOR)
+    cache_type = GGMLQuantizationType(_DEFAULT_CACHE if options.type_k is None else options.type_k).name
     for text in texts:
         positions = sorted({len(text) // 2 + i * (len(text) - len(text) // 2) // n_blocks for i in range(n_blocks)})
         for block in drafted(target, drafter, text, positions, options=options, placement=placement):
-            judge.block(block, _CACHE_TYPES.get(options.type_k or 0, "Q4_0"))
+            judge.block(block, cache_type)
     return judge.outcome()
 
 
@@ -132,20 +135,21 @@ class _Judge:
     def block(self, drafted: Drafted, cache_type: str) -> None:
         """Add one block."""
         seen = _seen(drafted, cache_type)
-        walks = self._walks(seen)
+        walks = [self._walk(weights, seen) for weights in self._weights]
         for computed in zip(*(walk.stages() for walk in walks), strict=True):
             self._stage(computed, _ANGLE * len(seen.features) if computed[0].name in _ROTATED else 0.0)
         self._selected(drafted, walks)
         self._n_blocks += 1
         unaided = replace(seen, injected={}, block={})
-        for walk in self._walks(unaided)[:1]:
-            walk.stages()
-            self._n_equal += walk.proposal() == drafted.proposal.tolist()
+        alone = self._walk(self._weights[0], unaided)
+        alone.stages()
+        self._n_equal += alone.proposal() == drafted.proposal.tolist()
 
-    def _walks(self, seen: Seen) -> list[Walk]:
+    @staticmethod
+    def _walk(weights: Weights, seen: Seen) -> Walk:
         from dflash2.evidence.parity.stages import Walk
 
-        return [Walk(one, seen) for one in self._weights]
+        return Walk(weights, seen)
 
     def _stage(self, computed: Sequence[Computed], angles: float = 0.0) -> None:
         exact, rounding = computed[0], computed[1]

@@ -26,8 +26,6 @@ from dflash2.native import (
 )
 from dflash2.runtime import DrafterSpec, read_pair, select
 
-_BATCH = 64  # positions evaluated together, and injected together
-
 
 @dataclass(frozen=True)
 class Drafted:
@@ -90,12 +88,12 @@ def drafted(
     results = _Results()
     observer = Observer(results.note)
     with _contexts(target, drafter, spec, options, placement, observer) as (context, watched, plain):
-        features = _features(context, spec, np.asarray(text, np.int32))
+        features = _features(context, spec, np.asarray(text, np.int32), options.n_batch)
         injected: dict[str, FloatArray] = {}
         reached = 0
         for position in positions:
-            for first in range(reached, position, _BATCH):
-                part = features[first : min(first + _BATCH, position)]
+            for first in range(reached, position, options.n_batch):
+                part = features[first : min(first + options.n_batch, position)]
                 results.n = len(part)
                 plain.decode_features(part, first)
                 watched.decode_features(part, first)
@@ -141,10 +139,10 @@ def _contexts(
         yield context, watched, plain
 
 
-def _features(context: Context, spec: DrafterSpec, tokens: IntArray) -> FloatArray:
+def _features(context: Context, spec: DrafterSpec, tokens: IntArray, n_batch: int) -> FloatArray:
     features = np.empty((len(tokens), spec.feature_width), np.float32)
-    for first in range(0, len(tokens), _BATCH):
-        part = tokens[first : first + _BATCH]
+    for first in range(0, len(tokens), n_batch):
+        part = tokens[first : first + n_batch]
         context.decode_tokens(part, first, Outputs.LAST)
         context.layer_inputs(0, features[first : first + len(part)])
     return features

@@ -21,8 +21,6 @@ from dflash2.evidence.results import Result, read_result
 from dflash2.text import printable
 
 REPORTED = ("analyze", "bench", "parity", "verify")
-
-
 Pairs = tuple[tuple[str, str], ...]  # names and values
 
 
@@ -61,8 +59,7 @@ def read_section(path: Path) -> Section:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EvidenceError(
             f"The contents of {path} are not those that dflash2 {result.command} writes "
-            f"({type(error).__name__}: {error}); "
-            "measure again."
+            f"({type(error).__name__}: {error}); measure again."
         ) from error
 
 

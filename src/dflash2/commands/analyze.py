@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from dflash2.commands.measuring import chosen_prompts, llama_options, pair_options, prompt_options
+from dflash2.commands.measuring import chosen_prompts, llama_options, pair_options, prompt_options, save
 from dflash2.commands.terminal import FILE, console, counting
 
 if TYPE_CHECKING:
@@ -44,11 +44,8 @@ def analyze(target: Path, drafter: Path, **options: Any) -> None:
         )
         about = engine.about()
     _show(found)
-    if options["output"]:
-        conditions = {name: value for name, value in options.items() if name not in ("output", "file")}
-        files = evidence.model_files(target=target, drafter=drafter)
-        result = evidence.Result("analyze", about, files, conditions, _rows(found), _summary(found))
-        evidence.write_result(result, options["output"])
+    models = {"target": target, "drafter": drafter}
+    save("analyze", options, engine=about, models=models, rows=_rows(found), summary=_summary(found))
 
 
 def _rows(found: Analysis) -> tuple[dict[str, Any], ...]:

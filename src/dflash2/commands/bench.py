@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash2.commands.bench_tables import show_change, show_measured
-from dflash2.commands.measuring import chosen_prompts, depths, llama_options, pair_options, prompt_options
+from dflash2.commands.measuring import chosen_prompts, depths, llama_options, pair_options, prompt_options, save
 from dflash2.commands.terminal import FILE, counting, errors
 
 if TYPE_CHECKING:
@@ -76,13 +76,9 @@ def run(target: Path | None, drafter: Path | None, url: str | None, **options: A
         about = pair.reference.engine.about() if url is None else pair.variants[0].engine.about()
         memory = evidence.memory_taken(before) if url is None else None
     show_measured(measured, memory)
-    if options["output"]:
-        left_out = ("output", "file", "also")
-        conditions = {name: value for name, value in options.items() if name not in left_out}
-        summary = {"left_out": list(measured.left_out), "memory": None if memory is None else asdict(memory)}
-        rows = evidence.bench_rows(measured, prompts)
-        models = evidence.model_files(**pair.models)
-        evidence.write_result(evidence.Result("bench", about, models, conditions, rows, summary), options["output"])
+    summary = {"left_out": list(measured.left_out), "memory": None if memory is None else asdict(memory)}
+    rows = evidence.bench_rows(measured, prompts)
+    save("bench", options, engine=about, models=pair.models, rows=rows, summary=summary)
 
 
 def _measure(pair: _Pair, prompts: tuple[Prompt, ...], options: dict[str, Any]) -> Measured:
@@ -109,9 +105,8 @@ def _files(target: Path | None, drafter: Path | None, options: dict[str, Any]) -
     assert target is not None and drafter is not None
     drafters = [drafter, *options["also"]]
     with ExitStack() as stack:
-        engines = [
-            stack.enter_context(evidence.opened(target, one, llama_options(target, options))) for one in drafters
-        ]
+        given = llama_options(target, options)
+        engines = [stack.enter_context(evidence.opened(target, one, given)) for one in drafters]
         variants = []
         for path, engine in zip(drafters, engines, strict=True):
             name = path.name if [one.name for one in drafters].count(path.name) == 1 else str(path)
@@ -130,16 +125,16 @@ def _servers(url: str, options: dict[str, Any]) -> Iterator[_Pair]:
 
     with ExitStack() as stack:
         server = stack.enter_context(closing(evidence.LlamaServerEngine(url)))
-        other, depth = server, 0
         if options["reference_url"]:
             other = stack.enter_context(closing(evidence.LlamaServerEngine(options["reference_url"])))
+            reference = evidence.Variant(evidence.PLAIN, other)
         else:
+            reference = evidence.Variant(evidence.PLAIN, server, 0)
             errors.print(
                 "Without --reference-url the time of a token without drafting is that of a request for one token, "
                 "which costs the server more than a token within a text does.",
                 markup=False,
             )
-        reference = evidence.Variant(evidence.PLAIN, other, None if options["reference_url"] else depth)
         yield _Pair(reference, (evidence.Variant("llama-server", server),), {}, server.n_ctx)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MOST_CONTEXT = 4096
+_PATHS = ("output", "file", "also")  # options that name files: a result names the models alone
 
 _PROMPTS = (
     click.option("--prompts", "file", type=FILE, help="Your own: .txt (one a line), .json or .jsonl."),
@@ -88,3 +89,25 @@ def llama_options(target: Path, options: dict[str, Any]) -> dict[str, Any]:
         **threads,
         **({} if kind is None else {"type_k": kind, "type_v": kind}),
     }
+
+
+def save(
+    command: str,
+    options: dict[str, Any],
+    *,
+    engine: Mapping[str, Any],
+    models: dict[str, Path],
+    rows: Iterable[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+) -> None:
+    """Write a result into the file that --json names, if it does, with the options that decide its numbers.
+
+    `models` are the files by role. Raises OutputError, and GGUFError for a file that changed meanwhile.
+    """
+    from dflash2 import evidence
+
+    if options["output"] is None:
+        return
+    conditions = {name: value for name, value in options.items() if name not in _PATHS}
+    result = evidence.Result(command, engine, evidence.model_files(**models), conditions, tuple(rows), summary)
+    evidence.write_result(result, options["output"])

@@ -14,14 +14,12 @@ import click
 from rich.table import Table
 
 from dflash2 import converter
-from dflash2.commands.measuring import chosen_prompts, llama_options, pair_options, prompt_options
+from dflash2.commands.measuring import chosen_prompts, llama_options, pair_options, prompt_options, save
 from dflash2.commands.terminal import FILE, cell, console, errors
 
 if TYPE_CHECKING:
     from dflash2.evidence import Parity, StageResult
 
-_F32 = 0
-_FLASH_ATTENTION = {False: 0, True: 1}
 _BATCH = 64
 
 
@@ -43,44 +41,49 @@ def parity(target: Path, drafter: Path, checkpoint: Path | None, **options: Any)
 
     if options["limit"] is None:
         options["limit"] = 1
-    with evidence.opened(target, drafter, llama_options(target, options)) as engine:
+    given = llama_options(target, options)
+    with evidence.opened(target, drafter, given) as engine:
         about = engine.about()
         texts = [engine.tokens_of(prompt, chat=options["chat"]) for prompt in chosen_prompts(options)]
-    outcome = _compare(target, drafter, checkpoint, texts, options)
+    outcome = _compare(target, drafter, checkpoint, texts, given, options)
     _show(outcome)
-    if options["output"]:
-        conditions = {name: value for name, value in options.items() if name not in ("output", "file")}
-        conditions["checkpoint"] = None if checkpoint is None else checkpoint.name
-        rows = tuple({"kind": "stage", **asdict(stage), "drifts": stage.drifts} for stage in outcome.stages)
-        summary = {
-            "passed": outcome.first is None,
-            "first": None if outcome.first is None else str(outcome.first),
-            "blocks": outcome.n_blocks,
-            "equal_proposals": outcome.n_equal,
-        }
-        models = evidence.model_files(target=target, drafter=drafter)
-        evidence.write_result(evidence.Result("parity", about, models, conditions, rows, summary), options["output"])
+    rows = ({"kind": "stage", **asdict(stage), "drifts": stage.drifts} for stage in outcome.stages)
+    summary = {
+        "passed": outcome.first is None,
+        "first": None if outcome.first is None else str(outcome.first),
+        "blocks": outcome.n_blocks,
+        "equal_proposals": outcome.n_equal,
+    }
+    options["checkpoint"] = None if checkpoint is None else checkpoint.name
+    save("parity", options, engine=about, models={"target": target, "drafter": drafter}, rows=rows, summary=summary)
     if outcome.first is not None:
         sys.exit(1)
 
 
 def _compare(
-    target: Path, drafter: Path, checkpoint: Path | None, texts: Sequence[Sequence[int]], options: dict[str, Any]
+    target: Path,
+    drafter: Path,
+    checkpoint: Path | None,
+    texts: Sequence[Sequence[int]],
+    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Parity:
+    """`given`: what the pair was opened with for its `texts`."""
+    from gguf.constants import GGMLQuantizationType
+
     from dflash2 import evidence
     from dflash2.native import ContextOptions, Placement
 
-    found = llama_options(target, options)
-    threads = found.get("n_threads") or max(1, (os.cpu_count() or 2) // 2)
+    threads = given.get("n_threads") or max(1, (os.cpu_count() or 2) // 2)
     context = ContextOptions(
-        n_ctx=found["n_ctx"],
+        n_ctx=given["n_ctx"],
         n_batch=_BATCH,
         n_ubatch=_BATCH,
         n_threads=threads,
         n_threads_batch=threads,
-        flash_attn_type=_FLASH_ATTENTION[options["flash_attention"]],
-        type_k=found.get("type_k", _F32),
-        type_v=found.get("type_v", _F32),
+        flash_attn_type=int(options["flash_attention"]),
+        type_k=given.get("type_k", GGMLQuantizationType.F32),
+        type_v=given.get("type_v", GGMLQuantizationType.F32),
     )
     with tempfile.TemporaryDirectory() as folder:
         converted = None
@@ -91,7 +94,7 @@ def _compare(
         return evidence.parity(
             target,
             drafter,
-            [text[: found["n_ctx"] - _BATCH] for text in texts],
+            [text[: given["n_ctx"] - _BATCH] for text in texts],
             checkpoint=converted,
             n_blocks=options["blocks"],
             options=context,

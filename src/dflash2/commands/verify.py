@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash2.commands.measuring import chosen_prompts, depths, llama_options, pair_options, prompt_options
+from dflash2.commands.measuring import chosen_prompts, depths, llama_options, pair_options, prompt_options, save
 from dflash2.commands.terminal import FILE, counting, errors
 from dflash2.commands.verify_tables import show_comparisons, show_distribution, show_exactness
 
@@ -65,14 +65,8 @@ def verify(target: Path | None, drafter: Path | None, url: str | None, **options
         with evidence.opened(target, drafter, llama_options(target, options)) as engine:
             passed, found = (_exact if options["exact"] else _in_process)(engine, prompts, options)
             about, models = engine.about(), {"target": target, "drafter": drafter}
-    if options["output"]:
-        conditions = {name: value for name, value in options.items() if name not in ("output", "file")}
-        rows = tuple(found.pop("rows"))
-        summary = {"passed": passed, **found}
-        evidence.write_result(
-            evidence.Result("verify", about, evidence.model_files(**models), conditions, rows, summary),
-            options["output"],
-        )
+    rows = found.pop("rows")
+    save("verify", options, engine=about, models=models, rows=rows, summary={"passed": passed, **found})
     if not passed:
         sys.exit(1)
 

@@ -74,22 +74,21 @@ class Context:
 
         `observer` sees every operation that it computes.
         """
-        module, _ = llama()
         params = _parameters(options)
         if other is not None:
             params.ctx_other = other._pointer
-        if observer is not None:
-            observer.attach(params)
-        context = cls._made(module.llama_init_from_model(model._pointer, params), feature_width)
-        context._observer = observer  # what llama.cpp calls must live as long as the context
-        return context
+        return cls._made(model._pointer, params, observer, feature_width)
 
     @classmethod
-    def _made(cls, pointer: Any, feature_width: int) -> Context:
+    def _made(cls, model: Any, params: Any, observer: Observer | None, feature_width: int = 0) -> Context:
+        if observer is not None:
+            observer.attach(params)
+        pointer = llama()[0].llama_init_from_model(model, params)
         if not pointer:
             raise NativeError("llama.cpp cannot create a context; its log says why (verbose=True shows it).")
         context = cls(pointer, feature_width=feature_width)
         context._owned = True
+        context._observer = observer  # what llama.cpp calls must live as long as the context
         return context
 
     def beside(self, options: ContextOptions, observer: Observer | None = None) -> Context:
@@ -99,13 +98,7 @@ class Context:
         """
         if self._pointer is None:
             _closed()
-        module, _ = llama()
-        params = _parameters(options)
-        if observer is not None:
-            observer.attach(params)
-        context = self._made(module.llama_init_from_model(module.llama_get_model(self._pointer), params), 0)
-        context._observer = observer  # what llama.cpp calls must live as long as the context
-        return context
+        return self._made(llama()[0].llama_get_model(self._pointer), _parameters(options), observer)
 
     def close(self) -> None:
         """Free the context if this object made it; later calls raise NativeError."""

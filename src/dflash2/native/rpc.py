@@ -63,12 +63,13 @@ def check_distinct(endpoints: Sequence[str]) -> None:
     """
     seen: dict[tuple[str, int], str] = {}
     for endpoint in endpoints:
-        for address in _addresses(endpoint):
+        addresses = _addresses(endpoint)
+        for address in addresses:
             if address in seen:
                 raise NativeError(
                     f"{seen[address]} and {endpoint} are the same RPC server, which can be used once; leave one out."
                 )
-        seen.update(dict.fromkeys(_addresses(endpoint), endpoint))
+        seen.update(dict.fromkeys(addresses, endpoint))
 
 
 def _addresses(endpoint: str) -> set[tuple[str, int]]:
